@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch._inductor.runtime import benchmarking
 
-__all__ = ["Alone", "Turns", "queued", "stopped", "together"]
+__all__ = ["Alone", "Turns", "queued", "together"]
 
 
+COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 URGENT = -5  # niceness of a thread that keeps others waiting
 
 
@@ -103,19 +108,14 @@ class Alone:
 
 @contextmanager
 def stopped(group: int) -> Iterator[None]:
-    """No process of the process group runs meanwhile; with 0 nothing is stopped.
-
-    Those that have the device locked must not be in the group.
-    """
-    if group:
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGSTOP)
+    """No process of the process group runs meanwhile. Those that have the device locked must not be in the group."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGSTOP)
     try:
         yield
     finally:
-        if group:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGCONT)
 
 
 def queued(items: Sequence[Any], counter: Path) -> Iterator[Any]:
@@ -132,55 +132,114 @@ def queued(items: Sequence[Any], counter: Path) -> Iterator[Any]:
         yield items[taken]
 
 
+@dataclass(frozen=True)
 class Turns:
-    """What the processes agree on, as files in ``folder``."""
+    """What one process of :func:`together` agrees on with its parent, as files in ``folder``."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
+    folder: Path
+    name: str
+
+    @property
+    def ready(self) -> Path:
+        return self.folder / f"{self.name}.ready"
+
+    @property
+    def go(self) -> Path:
+        return self.folder / f"{self.name}.go"
+
+    @property
+    def told(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def device(self) -> str:
+        """The file that whoever runs on the device alone has locked (:class:`Alone`)."""
+        return str(self.folder / "device")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Entered by one process at a time, when all are ready."""
-        (self.folder / f"{self.name}.ready").touch()
-        while not (self.folder / "go").exists():
-            time.sleep(0.05)
-        with self.locked("turn"):
-            yield
-
-    @contextmanager
-    def locked(self, what: str) -> Iterator[None]:
-        with open(self.folder / what, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        """Entered when all is compiled; the other processes stand still until :meth:`tell`."""
+        self.ready.touch()
+        while not self.go.exists():
+            time.sleep(0.02)
+        yield
 
     def tell(self, results: dict[str, Any]) -> None:
-        part = self.folder / f"{self.name}.part"
+        part = self.told.with_suffix(".part")
         part.write_text(json.dumps(results), encoding="utf-8")
-        part.rename(part.with_suffix(".json"))
+        part.rename(self.told)
 
 
 def together(
-    names: Sequence[str], command: Sequence[str], seconds: float, after: Path | None = None
+    names: Sequence[str], work: Callable[[Turns, str], None], seconds: float, device: str
 ) -> Iterator[dict[str, Any]]:
-    """What ``command FOLDER NAME CASE`` tells, for each case; nothing of one that is not ready after ``seconds``.
+    """What ``work(turns, name)`` tells for each name, in a process of its own, as far as ``seconds`` go.
 
-    Nobody has a turn before the file ``after`` exists, or the ``seconds`` are over.
+    Whoever is ready has its turn. Processes are forked, which saves each the imports, where the device permits that.
     """
+    end = time.monotonic() + seconds
+    os.environ["TORCH_WARM_POOL"] = "0"  # or the compiler would start processes when it is imported
+    for module in COMPILER:
+        import_module(module)
+    kind: Any = multiprocessing.get_context("fork" if _survives_forks(device) else "spawn")
     with tempfile.TemporaryDirectory() as made:
-        folder, end = Path(made), time.monotonic() + seconds
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        running = {f"{i:02}": subprocess.Popen([*command, made, f"{i:02}", n], env=env) for i, n in enumerate(names)}
-        while True:
-            ready = {f.stem for f in folder.glob("*.ready")} | {n for n, p in running.items() if p.poll() is not None}
-            waited_for = after is None or after.exists()
-            if (waited_for and not running.keys() - ready) or time.monotonic() > end:
-                break
-            time.sleep(0.1)
-        for late in running.keys() - ready:
-            running[late].kill()
-            print(f"# {names[int(late)]}: not compiled in {seconds:.0f} s", file=sys.stderr)
-        (folder / "go").touch()
-        for name, process in running.items():
-            process.wait()
-            if (told := folder / f"{name}.json").exists():
-                yield json.loads(told.read_text(encoding="utf-8"))
+        running: dict[Turns, Any] = {}
+        for i, name in enumerate(names):
+            turns = Turns(Path(made), f"{i:02}")
+            running[turns] = kind.Process(target=_begin, args=(work, turns, name))
+            running[turns].start()
+            with suppress(OSError):  # the child does the same; whoever is first
+                os.setpgid(running[turns].pid, running[turns].pid)
+        try:
+            while running and time.monotonic() < end:
+                turns = next((t for t, p in running.items() if t.ready.exists() or not p.is_alive()), None)
+                if turns is None:
+                    time.sleep(0.02)
+                    continue
+                process = running.pop(turns)
+                if turns.ready.exists():
+                    _give_turn(turns, process, [p.pid for p in running.values()])
+                _end(process)
+                if turns.told.exists():
+                    yield json.loads(turns.told.read_text(encoding="utf-8"))
+                else:
+                    print(f"# {names[int(turns.name)]}: ended with status {process.exitcode}", file=sys.stderr)
+        finally:
+            for turns, process in running.items():
+                _end(process)
+                print(f"# {names[int(turns.name)]}: not compiled in {seconds:.0f} s", file=sys.stderr)
+
+
+def _begin(work: Callable[[Turns, str], None], turns: Turns, name: str) -> None:
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    work(turns, name)
+
+
+def _give_turn(turns: Turns, process: Any, others: Sequence[int]) -> None:
+    """Let ``process`` time what it has compiled, until it tells or ends. The ``others`` are stopped meanwhile."""
+    with Alone(turns.device)(), ExitStack() as stack:  # nobody who is stopped has the device
+        for other in others:
+            stack.enter_context(stopped(other))
+        turns.go.touch()
+        while process.is_alive() and not turns.told.exists():
+            time.sleep(0.02)
+
+
+def _end(process: Any) -> None:
+    """Kill a process with its compilers: the next one is timed."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _survives_forks(device: str) -> bool:
+    """Whether a forked process can use the device: what was imported may have initialised its driver."""
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):
+            torch.zeros(1, device=device).add(1).cpu()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0

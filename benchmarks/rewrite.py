@@ -3,8 +3,10 @@
 Contestants of a case: ``off`` (torch.compile), ``again`` (the control: the same program, timed once more), ``on`` (with
 the rewrite as it ships; where it declines it is the graph of ``off``), ``forced`` (merged although the model of costs
 declines), ``inductor`` (torch's own ``batch_linear``, off by default) and ``eager``. Each but ``again`` is a model of
-its own. In a round each is timed once, in random order. What is shown is the least of all rounds, which other programs
-on the machine disturb least; ``medians`` are the medians of ratios taken inside a round. CPU: process time on one
+its own, with the same parameters: where they lie in memory costs up to 2 %. In a round each is timed once, in random
+order, and those that decide nothing (``forced``, ``inductor``, ``eager``) in each fourth round. ``off over`` are the
+medians of ratios taken inside a round, ``us`` the least of all rounds, and ``off over least`` the ratios of these.
+``same code`` says whether ``on`` is what ``off`` is, but for names and comments. CPU: process time on one
 thread. CUDA: wall time of calls that are waited for together.
 
     python benchmarks/rewrite.py [--json benchmarks/results/rewrite.json] [--rounds 60] [--only NAME]
@@ -28,12 +30,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph from a cache is merged already: it counts nothing
 
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.graph import GraphLowering
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +52,7 @@ from shiplap.rewrite.group import StackedLinears, WideLinears  # noqa: E402
 
 GROUP = "packages/shiplap/src/shiplap/rewrite/group"
 SOURCES = ("benchmarks/rewrite.py", f"{GROUP}/linear.py", f"{GROUP}/cost.py", f"{GROUP}/base.py")
+UNDECIDING = ("forced", "inductor", "eager")
 TORCHS_OWN = {"batch_linear": {"min_fuse_set_size": 2}}
 
 
@@ -130,19 +136,22 @@ def cases() -> list[Case]:
 
 
 def of_its_own(model: nn.Module) -> nn.Module:
-    """A copy whose code Dynamo has not seen: neither its cache nor its limits are shared."""
+    """A copy whose code Dynamo has not seen: neither its cache nor its limits are shared. It shares the parameters."""
     forward = type(model).forward
     code = types.FunctionType(forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__)
-    copied = copy.deepcopy(model)
+    copied = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     copied.__class__ = type(type(model).__name__, (type(model),), {"forward": code})
     return copied
 
 
 def contestant(
-    case: Case, model: nn.Module, x: Tensor, rewrites: Sequence[Rewrite] = (), **patch: Any
-) -> tuple[Callable[[], Any], int]:
-    """A call that is compiled, and in how many places it was rewritten; casts that do nothing do not count."""
+    case: Case, model: nn.Module, x: Tensor, rewrites: Sequence[Rewrite] = (), **options: Any
+) -> tuple[Callable[[], Any], int, list[str]]:
+    """A call that is compiled, and in how many places it was rewritten; casts that do nothing do not count. And its
+    code, by graph, without what is named differently in each compilation.
+    """
     run = torch.compile(of_its_own(model), mode=case.mode, dynamic=False)  # one case is no size of another
+    codes: list[str] = []
 
     def call() -> Any:
         out = run(x)
@@ -150,10 +159,16 @@ def contestant(
             out.sum().backward()
         return out
 
-    with sl.rewrites(*rewrites) as scope, inductor.patch(freezing=case.frozen, **patch):
+    saved = patch.object(GraphLowering, "save_output_code", codes.append)
+    with saved, sl.rewrites(*rewrites) as scope, inductor.patch(freezing=case.frozen, **options):
         for _ in range(3):
             call()
-    return call, sum(isinstance(o, Match) and o.rewrite != "no_ops" for o in scope.outcomes)
+    return call, sum(isinstance(o, Match) and o.rewrite != "no_ops" for o in scope.outcomes), [*map(unnamed, codes)]
+
+
+def unnamed(code: str) -> str:
+    """Generated code without comments, and without names and numbers of kernels."""
+    return re.sub(r"(triton|cpp)_\w+|AOT ID.*", "", re.sub(r"(?m)\s*#.*$", "", code))
 
 
 def measured(
@@ -166,10 +181,11 @@ def measured(
     eager = of_its_own(model)
     started = time.monotonic()
     with torch.set_grad_enabled(case.train):
-        calls: dict[str, Callable[[], Any]] = {"off": contestant(case, model, x)[0]}
-        calls["on"], merged = contestant(case, model, x, case.rewrites(False))
+        calls: dict[str, Callable[[], Any]] = {}
+        calls["off"], _, plain = contestant(case, model, x)
+        calls["on"], merged, code = contestant(case, model, x, case.rewrites(False))
         if not merged:
-            calls["forced"], forced = contestant(case, model, x, case.rewrites(True))
+            calls["forced"], forced, _ = contestant(case, model, x, case.rewrites(True))
             assert forced, case
         if case.peer:
             calls["inductor"] = contestant(case, model, x, **case.peer)[0]
@@ -179,20 +195,22 @@ def measured(
             calls["sdpa"] = contestant(case, by_hand, x)[0]
         calls["again"] = calls["off"]  # how far its ratio is from 1 is the noise of the clock
         calls["eager"] = lambda: eager(x).sum().backward() if case.train else eager(x)
-        seconds, expected = time.monotonic() - started, eager(x)
+        seconds, expected, compiled = time.monotonic() - started, eager(x), counters["stats"]["unique_graphs"]
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
         assert max(errors.values()) < (3e-2 if case.dtype.itemsize < 4 else 2e-3), (case.name, errors)
         with turn():
             times = timed(calls, device, rounds)
-    least, off = {n: min(ts) for n, ts in times.items()}, times["off"]
-    medians = {n: statistics.median(o / t for o, t in zip(off, ts, strict=True)) for n, ts in times.items()}
+    assert counters["stats"]["unique_graphs"] == compiled, f"{case.name}: compiled again, without its rewrites"
+    least = {n: min(ts.values()) for n, ts in times.items()}
+    medians = {n: statistics.median(times["off"][r] / t for r, t in ts.items()) for n, ts in times.items()}
     return {
         "case": case.name,
         "rewrites": [r.name for r in case.rewrites(False)],
         "merged": merged,
+        "same code": plain == code,
         "us": {n: round(t * 1e6, 1) for n, t in least.items()},
-        "off over": {n: round(least["off"] / t, 3) for n, t in least.items() if n != "off"},
-        "medians": {n: round(r, 3) for n, r in medians.items() if n != "off"},
+        "off over": {n: round(r, 3) for n, r in medians.items() if n != "off"},
+        "off over least": {n: round(least["off"] / t, 3) for n, t in least.items() if n != "off"},
         "error": {n: float(f"{e:.2g}") for n, e in errors.items()},
         "compile_s": round(seconds, 1),
     }
@@ -202,7 +220,8 @@ def apart(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
 
 
-def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, list[float]]:
+def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, dict[int, float]]:
+    """The seconds of each call by number of the round."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
@@ -215,11 +234,12 @@ def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict
         return (clock() - start) / count
 
     count = max(1, round(3e-3 / max(1e-6, once(calls["off"], 20))))
-    times: dict[str, list[float]] = {n: [] for n in calls}
+    times: dict[str, dict[int, float]] = {n: {} for n in calls}
     gc.disable()  # a collection would fall to one contestant
-    for _ in range(rounds):
-        for name in random.sample(list(calls), len(calls)):
-            times[name].append(once(calls[name], count))
+    for number in range(rounds):
+        taken = [n for n in calls if n not in UNDECIDING or number % 4 == 0]
+        for name in random.sample(taken, len(taken)):
+            times[name][number] = once(calls[name], count)
     gc.enable()
     return times
 

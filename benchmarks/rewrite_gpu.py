@@ -7,8 +7,8 @@ kernels. Beside torch and Triton it needs jaxtyping, wadler-lindig, msgspec and 
     python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json] [--rounds 60] [--only NAME]
 
 Run again with the same ``--json``, it goes on where it was stopped. ``--together`` compiles all cases at once, each in
-a process of its own, and then times one after the other; what compilers time, they time one at a time. Those that
-are compiled with max-autotune come first.
+a process of its own, and times each as soon as it is compiled, while the others stand still; what compilers time, they
+time one at a time. Those that are compiled with max-autotune come first.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # before the compiler is imported: see rewrite.py
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from _together import Alone, Turns, stopped, together
+from _together import Alone, Turns, together
 from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured, run, towers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shiplap.inductor.fusion_choice import fusion_choices
 from shiplap.rewrite import Rewrite
 from shiplap.rewrite.shipped.attention import AttentionRewrite as FusedAttention
 from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
@@ -46,7 +47,6 @@ OURS = (
     "packages/shiplap/src/shiplap/rewrite/shipped/conv_norm.py",
 )
 TUNED = "max-autotune-no-cudagraphs"
-TUNING_SHARE = 0.65  # of the seconds of --together
 BF16 = torch.bfloat16
 
 
@@ -197,39 +197,42 @@ def rehearsed(case: Case) -> Case:
     return dataclasses.replace(case, mode=None)
 
 
-def take_turn(wanted: Sequence[Case], args: argparse.Namespace) -> None:
+def take_turn(args: argparse.Namespace, turns: Turns, name: str) -> None:
     """Compile one case, wait for its turn, time it and tell."""
-    turns = Turns(Path(args.turns[0]), args.turns[1])
     # What Inductor and Shiplap time while others compile, they time alone.
-    alone = Alone(args.lock or str(turns.folder / "device"))
+    alone = Alone(turns.device)
     alone.searches()
     alone.selections()
-    case = next(c for c in wanted if c.name == args.turns[2])
+    case = next(c for c in listed(args) if c.name == name)
+    os.nice(0 if case.mode == TUNED else 10)  # those that compile longest come first
     torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        with turns.turn(), alone(), stopped(args.stop):
-            yield
-
-    turns.tell(measured(case, args.device, args.rounds, turn))
+    prepare(args)
+    turns.tell(measured(case, args.device, args.rounds, turns.turn) | {"choices": chosen()})
 
 
-def run_together(wanted: Sequence[Case], args: argparse.Namespace) -> None:
-    """Compile cases at once and time them, those with max-autotune first, in ``args.together`` seconds.
+def chosen() -> list[str]:
+    """What was chosen for our ops in this process, and why."""
+    return [f"{c.op}: {c.chosen}: {c.reason}" for c in fusion_choices()]
 
-    Calls of the others would disturb what is timed while the tuned ones are compiled.
-    """
-    end, cases = time.monotonic() + args.together, kept(args.json, OURS)
-    left = [c for c in wanted if re.search(args.only, c.name) and all(f["case"] != c.name for f in cases)]
-    again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
-    again += ["--stop", str(args.stop), *(["--lock", args.lock] if args.lock else []), *["--tiny"] * args.tiny]
-    tuned = [c.name for c in left if c.mode == TUNED]
-    for names, share in ((tuned, TUNING_SHARE), ([c.name for c in left if c.name not in tuned], 1.0)):
-        for told in together(names, [*again, "--turns"], max(0.0, end - time.monotonic()) * share):
-            cases.append(told)
-            print(json.dumps(told), flush=True)
-            keep(args.json, OURS, args.device, args.rounds, cases)
+
+def listed(args: argparse.Namespace) -> list[Case]:
+    wanted = [*kernels(args.tiny), *groups()]
+    return [rehearsed(c) for c in wanted] if args.tiny else wanted
+
+
+def prepare(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if args.device == "cuda" else "highest")
+
+
+def run_together(args: argparse.Namespace) -> None:
+    """Compile cases at once and time whoever is ready, in ``args.together`` seconds."""
+    cases = kept(args.json, OURS)
+    left = [c.name for c in listed(args) if re.search(args.only, c.name) and all(f["case"] != c.name for f in cases)]
+    for told in together(left, partial(take_turn, args), args.together, args.device):
+        cases.append(told)
+        print(json.dumps(told), flush=True)
+        keep(args.json, OURS, args.device, args.rounds, cases)
 
 
 def main() -> None:
@@ -237,23 +240,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether every case runs, not how fast")
     parser.add_argument("--together", type=float, metavar="SECONDS", help="compile all at once, in so many seconds")
-    parser.add_argument("--lock", help="file: who runs on the device has it locked")
-    parser.add_argument("--stop", type=int, default=0, help="process group that is stopped while a case is timed")
-    parser.add_argument(
-        "--turns", nargs=3, metavar=("FOLDER", "NAME", "CASE"), help="one of those that --together starts"
-    )
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high" if args.device == "cuda" else "highest")
-    wanted = [*kernels(args.tiny), *groups()]
-    if args.tiny:
-        wanted = [rehearsed(c) for c in wanted]
-    if args.turns:
-        take_turn(wanted, args)
-    elif args.together:
-        run_together(wanted, args)
+    if args.together:
+        run_together(args)
     else:
-        run(wanted, OURS, args.device, args.rounds, args.json, args.only)
+        prepare(args)
+        run(listed(args), OURS, args.device, args.rounds, args.json, args.only)
 
 
 if __name__ == "__main__":

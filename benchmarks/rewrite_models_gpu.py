@@ -13,11 +13,11 @@ cpu`` is a rehearsal.
 
     python benchmarks/rewrite_models_gpu.py [--json benchmarks/results/rewrite_models_gpu.json] [--only NAME]
 
-All are compiled at once, each in a process of its own, and timed one after the other, once ``--after`` exists. A model
-that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left. Compilations are
-compared by the processor time that they took: without rewrites (the mean of ``off``, before ``on``, and ``again``,
-after it), and with them (``on``, without the proofs, which have a number of their own). Each starts from empty caches,
-after one that loaded the compiler.
+All are compiled at once, each in a process of its own, and each is timed when it is compiled, while the others stand
+still. A model that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left.
+Compilations are compared by the processor time that they took: without rewrites (the mean of ``off``, before ``on``,
+and ``again``, after it), and with them (``on``, without the proofs, which have a number of their own). Each starts from
+empty caches, after one that loaded the compiler.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +45,7 @@ import torch
 import transformers as t
 from _queued import launched, queued, waited
 from _queued import told as medians
-from _together import Alone, Turns, stopped, together
+from _together import Alone, Turns, together
 from rewrite import apart, keep, kept, of_its_own
 from torch import Tensor, nn
 from torch._inductor import utils as inductor_utils
@@ -240,11 +241,12 @@ def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
     return {n: apart(torch.cat(gradients(model, x[:FEW], cotangent, r)), exact) for n, r in rows.items()}
 
 
-def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
+def measured(args: argparse.Namespace, turns: Turns, name: str) -> None:
     """Compile, compare, wait for the turn, time, tell."""
     started = time.monotonic()
-    if args.lock != os.devnull:
-        Alone(args.lock).searches()
+    torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1
+    Alone(turns.device).searches()
     FOLDERS.append(tempfile.TemporaryDirectory())
     os.environ["SHIPLAP_CACHE_DIR"] = FOLDERS[-1].name  # no proof of another process
     torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
@@ -309,7 +311,7 @@ def turns_taken(
 ) -> None:
     """Time ``calls`` when the turn comes, and tell."""
     compiled = {n: call for n, call in calls.items() if n != "eager"}
-    with turns.turn(), Alone(args.lock)(), stopped(args.stop), torch.no_grad():
+    with turns.turn(), torch.no_grad():
         if args.device == "cuda":
             eager = queued({"eager": calls["eager"]}, 5)
             times = queued(compiled, args.rounds)
@@ -331,25 +333,11 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=200.0, help="for compiling; what is not ready then is left out"
     )
-    parser.add_argument("--after", type=Path, help="time nothing before this file exists, or the seconds are over")
     parser.add_argument("--no-gradients", action="store_true", help="do not compare gradients")
-    parser.add_argument("--lock", default=os.devnull, help="file: who runs on the device has it locked")
-    parser.add_argument("--stop", type=int, default=0, help="process group that is stopped while a model is timed")
-    parser.add_argument("--turns", nargs=3, metavar=("FOLDER", "NAME", "MODEL"), help="one of those that are started")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    torch._inductor.config.compile_threads = 1
-    if args.turns:
-        measured(args.turns[2], args, Turns(Path(args.turns[0]), args.turns[1]))
-        return
     models = kept(args.json, SOURCES)
     names = [n for n in MODELS if any(o in n for o in args.only) and all(m["model"] != n for m in models)]
-    again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
-    again += ["--seconds", str(args.seconds), "--stop", str(args.stop), *["--tiny"] * args.tiny]
-    again += ["--no-gradients"] * args.no_gradients
-    again += ["--attention", args.attention] if args.attention else []
-    again += ["--lock", args.lock, "--turns"]
-    for told in together(names, again, args.seconds, args.after):
+    for told in together(names, partial(measured, args), args.seconds, args.device):
         models.append(told)
         print(json.dumps(told), flush=True)
         keep(args.json, SOURCES, args.device, args.rounds, models, ["transformers"])

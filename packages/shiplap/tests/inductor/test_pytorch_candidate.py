@@ -79,6 +79,27 @@ def test_it_is_measured_as_inductor_tunes_it(monkeypatch):
     assert tuned == [True, True]  # in the trial, and in the graph
 
 
+@pytest.mark.parametrize(
+    ("product_seconds", "launch", "chosen"),
+    [(1e-3, 2e-3, "reference"), (1e-3, 1e-5, "product"), (1e-3, None, "product"), (2.01e-3, 0.0, "reference")],
+    ids=["dear launch", "cheap launch", "captured", "slower on the device"],
+)
+def test_a_launch_counts_where_the_host_makes_it(monkeypatch, product_seconds, launch, chosen):
+    """The fallback takes 2 ms on the device and is launched in 0.1 ms. A CUDA graph needs no launch of each kernel."""
+
+    def race(runs: dict[int, Any], *_: Any) -> dict[int, Timing]:
+        return {i: Timing(*([product_seconds if i == 1 else 2e-3] * 3), samples=9, finished=True) for i in runs}
+
+    def launches(runs: dict[int, Any], wait: Any) -> dict[int, float]:
+        return {i: launch if i == 1 else 1e-4 for i in runs}
+
+    monkeypatch.setattr(select_candidate, "race_runs", race)
+    monkeypatch.setattr(bench, "race_runs", race)
+    monkeypatch.setattr(select_candidate, "launch_seconds", launches)
+    monkeypatch.setattr(select_candidate, "_wait_for_launches", lambda device: None if launch is None else int)
+    assert compiled(mode="max-autotune-no-cudagraphs").chosen == chosen
+
+
 @pytest.mark.parametrize(("function", "status"), [(wrong, "wrong"), (of_another_place, "broken")])
 def test_what_is_not_proven_is_not_used(function, status):
     slow_mm.templates["cpu"] = []

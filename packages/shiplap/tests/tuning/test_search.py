@@ -194,6 +194,24 @@ def test_candidates_take_turns():
     assert order[9:] == [2, 0, 1]
 
 
+def test_a_launch_is_timed_without_waiting_for_the_device(monkeypatch):
+    """The clock of this test moves by what the host does. Work of the device ends while the host waits."""
+    now, queued = [0], [0]
+
+    def run(host: int, device: int) -> None:
+        now[0] += host
+        queued[0] += device
+
+    def wait() -> None:
+        now[0] += queued[0]
+        queued[0] = 0
+
+    monkeypatch.setattr(measure, "perf_counter_ns", lambda: now[0])
+    runs = {0: lambda: run(9000, 500_000), 3: lambda: run(16_000 if now[0] < 9_000_000 else 15_000, 400_000)}
+    assert measure.launch_seconds(runs, wait) == pytest.approx({0: 9e-6, 3: 15e-6})
+    assert queued == [0]
+
+
 def test_a_cpu_sample_is_long_against_the_clock(monkeypatch):
     """The clock of this test moves by a microsecond a call."""
     calls = []

@@ -8,17 +8,22 @@ With ``mode="max-autotune"``, Inductor would tune the fallback in the final grap
 than the library. The fallback is then measured twice, as Inductor tunes it and with the library's own kernel. A
 template must be faster than both. It must also be faster than every template that is PyTorch code, which Inductor tunes
 too.
+
+A race times kernels on the device. Unless the compile mode captures CUDA graphs, the host launches each kernel of a
+call, and for small sizes that takes longer than the kernels run. The time of a launch is then added, and no candidate
+is chosen that the device computes more slowly than the fallback.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +50,7 @@ from shiplap.tuning.compiled_templates import ALONE
 from shiplap.tuning.engine import tuning_progress
 from shiplap.tuning.inputs import Inputs, draw_inputs
 from shiplap.tuning.key import Key, key_for
-from shiplap.tuning.measure import RacePlan, Timing, clock_for, race_runs
+from shiplap.tuning.measure import RacePlan, Timing, clock_for, launch_seconds, race_runs
 from shiplap.tuning.search import TIE, Ranking, Report, search_candidates
 from shiplap.tuning.selector import SelectionOptions, SelectionTask, choice_in_use, stored_choice
 from shiplap.tuning.store import ChoiceStore
@@ -135,6 +140,9 @@ class CandidateSelection:
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
+        # The choice with CUDA graphs is another than that of kernels which the host launches one by one.
+        if inductor_lowering.is_autotuning() and call.device.type == "cuda" and inductor_lowering.is_capturing_graphs():
+            extra["launch"] = "graph"
         # What ``sl.tune`` stores, which knows no neighbours.
         alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
         return CandidateSelection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
@@ -292,10 +300,12 @@ def _choose_finalist(
         finalists.append(len(listed))
         listed.append(FallbackCandidate(selection.call, UNTUNED))
     around: dict[int, Timing] = {}
+    launches: dict[int, float] = {}
     how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
     if (selection.surroundings.nodes or ambient) and len(finalists) > 1:
-        around = _race_with_surroundings(selection, listed, finalists, ambient)
-    timings: dict[int, Timing] = _without_equal_fallback(listed, around) or alone
+        around, launches = _race_with_surroundings(selection, listed, finalists, ambient)
+    how += " and launched by the host" if launches else ""
+    timings: dict[int, Timing] = _without_equal_fallback(listed, _add_launches(around, launches)) or alone
     ranked = sorted(timings, key=lambda i: _ranking_cost(listed[i], timings[i])) or [0]
     # No race took place, so that the order alone decides.
     if not around:
@@ -303,6 +313,23 @@ def _choose_finalist(
     return _selection_choice(
         selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
     ), around
+
+
+def _add_launches(device: Mapping[int, Timing], launches: Mapping[int, float]) -> dict[int, Timing]:
+    """Return the times ``device`` of kernels, by index in the list of candidates, with the seconds ``launches`` that
+    the host takes to launch them. If ``launches`` is empty, return a copy of ``device``.
+
+    Candidates that the device computes more slowly than the fallback, index 0, are then left out. Where a model keeps
+    the device busy, launches are hidden, and such a candidate would make the model slower.
+    """
+    if not launches:
+        return dict(device)
+    limit = device[0].median if 0 in device else math.inf
+    kept = {i: t for i, t in device.items() if t.median <= limit}
+    return {
+        i: replace(t, median=t.median + launches[i], low=t.low + launches[i], high=t.high + launches[i])
+        for i, t in kept.items()
+    }
 
 
 def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
@@ -421,10 +448,11 @@ def _name_fallback(candidate: Candidate) -> str:
 
 def _race_with_surroundings(
     selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
-) -> dict[int, Timing]:
-    """Return the times, by index in ``listed``, of the candidates ``finalists``. Each is compiled together with the
-    operations around the call, and all run in alternation. A candidate that cannot be compiled is left out. If fewer
-    than two are left, the dict is empty.
+) -> tuple[dict[int, Timing], dict[int, float]]:
+    """Return the times, by index in ``listed``, of the candidates ``finalists``, and the seconds in which the host
+    launches each. Each is compiled together with the operations around the call, and all run in alternation. A
+    candidate that cannot be compiled is left out. If fewer than two are left, the first dict is empty. The second is
+    empty if the host launches no kernel of its own for each call, as on a CPU and with CUDA graphs.
 
     All are compiled in the compile mode of the user, so that the kernels around a template are those of the final
     graph. PyTorch operations that are not in ``ambient`` are compiled without tuning, because tuning would not make
@@ -444,11 +472,24 @@ def _race_with_surroundings(
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         loading = {index: pool.submit(load) for index, load in written.items()}
     runs: dict[int, Any] = {}
+    direct: dict[int, Any] = {}
     for index, future in loading.items():
         with suppress(Exception):
-            runs[index] = clock.ready(partial(run_graph, future.result(), args))
+            direct[index] = partial(run_graph, future.result(), args)
+            runs[index] = clock.ready(direct[index])
     # One runner cannot be compared.
-    return race_runs(runs, clock, RacePlan(seconds=2.0)) if len(runs) > 1 else {}
+    timings = race_runs(runs, clock, RacePlan(seconds=2.0)) if len(runs) > 1 else {}
+    wait = _wait_for_launches(selection.call.device)
+    return timings, {} if wait is None else launch_seconds({i: direct[i] for i in timings}, wait)
+
+
+def _wait_for_launches(device: torch.device) -> Callable[[], Any] | None:
+    """Return a function that waits until ``device`` has finished its work, if the compiled code launches each kernel
+    from the host. Otherwise return None.
+    """
+    if device.type != "cuda" or inductor_lowering.is_capturing_graphs():
+        return None
+    return partial(torch.cuda.synchronize, device)
 
 
 LIMIT = 24  # nodes

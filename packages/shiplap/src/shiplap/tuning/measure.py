@@ -231,6 +231,26 @@ def race_runs(
     return {index: Timing.of(values, index in live) for index, values in samples.items()}
 
 
+def launch_seconds(
+    runs: Mapping[int, CandidateRun], wait: Callable[[], Any], rounds: int = 10, calls: int = 5
+) -> dict[int, float]:
+    """Return a dict from the index of each run to the least seconds in which the host launches one call of it.
+
+    In each of ``rounds``, every run is called ``calls`` times without waiting for the device. ``wait`` returns when the
+    device has finished all work. The host is delayed by other programs and never hurried, so the least time counts.
+    """
+    least = dict.fromkeys(runs, math.inf)
+    for _ in range(rounds):
+        for index, run in runs.items():
+            wait()
+            started = perf_counter_ns()
+            for _ in range(calls):
+                run()
+            least[index] = min(least[index], (perf_counter_ns() - started) / calls * 1e-9)
+    wait()
+    return least
+
+
 def _count_sample() -> None:
     """Count one more sample in this process. Tests read the count to see whether anything was measured."""
     global benchmarks
