@@ -11,14 +11,15 @@ call to the output, and those of the stage that predicts. Starting the processes
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
-and predict one after the other. Before them surveys in one process predict all tiles, in groups and one by one, so that
-no survey that counts compiles kernels. The first one would do it for all, also in the middle of its tiles, where
-smaller ones need others. The rate is that of the tiles from four tenths of them on, without the last twentieth: then
-all kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
-processor for a tile. Exit status 1 if a class is another than that of the one process. ``--kinds`` names the surveys:
-``dask 2 6 0.001 0`` has six threads for each of its two workers, which look at Python's lock each millisecond and
-predict groups of so many points (0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For
-``speed`` the kinds are ``"one core"``, ``"one worker"`` and ``"two workers"``.
+and predict one after the other, so that no rate has the start of a process. The native bindings are built first. Then
+surveys in one process predict all tiles, in groups and one by one, so that no survey that counts compiles kernels. The
+first one would do it for all, also in the middle of its tiles, where smaller ones need others. The rate is that of the
+tiles from a quarter of them on, without the last twentieth: then all kernels are loaded. The record has the seconds of
+each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit status 1 if a class is
+another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001 0`` has six threads for each of
+its two workers, which look at Python's lock each millisecond and predict groups of so many points (0: each tile alone;
+then some classes may differ), and ``here 1`` has no cluster. For ``speed`` the kinds are ``"one core"``, ``"one
+worker"`` and ``"two workers"``.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
 
@@ -54,6 +55,8 @@ import numpy as np
 import psutil
 import torch
 from _record import ROOT, record, write
+
+from shiplap import ShiplapError
 
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
 WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
@@ -309,8 +312,27 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
         write(options.json, {**record(SOURCES, PACKAGES), **known, options.part or options.what: part})
 
 
+def _build_binding(name: str) -> None:
+    """Build the native binding of an op, or the launcher of its templates, unless it is in the cache."""
+    from shiplap.cli.target import resolve_targets
+    from shiplap.kernels.build import build_op
+
+    try:
+        build_op(*resolve_targets([name]))
+    except ShiplapError as failure:  # then Python launches the kernels of all surveys
+        print(failure, flush=True)
+
+
+def _ops_of_a_gpu() -> list[str]:
+    """Return the names of the ops that ``make install`` would compile something for, on a machine with a GPU."""
+    from shiplap.cli.target import resolve_targets
+
+    kernels = {op.spec.name: op.kernels.get("cuda", ()) for op in resolve_targets(["shiplap_sparse3d"])}
+    return [name for name, of in kernels.items() if any(k.native is not None or k.template is not None for k in of)]
+
+
 def _sort_here(options: argparse.Namespace, folder: Path) -> int:
-    """Sort the points of ``in.las`` with eight processes at most into ``sorted``, for surveys of today's code to begin
+    """Sort the points of ``in.las`` with twelve processes at most into ``sorted``, for surveys of today's code to begin
     with. Return the number of tiles.
     """
     from shiplap_sparse3d import survey
@@ -319,7 +341,7 @@ def _sort_here(options: argparse.Namespace, folder: Path) -> int:
     model = _survey_models.MODELS[options.model](survey)
     job = run.open_job(folder / "in.las", folder / "sorted", model, (options.tile,))
     job = replace(job, model=replace(model, net=torch.nn.Identity()))  # weights that nobody needs would be sent, too
-    processes = min(8, len(os.sched_getaffinity(0)))
+    processes = min(12, len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("spawn")
     with job.folder.open_for_work(), context.Pool(processes, torch.set_num_threads, (1,)) as pool:
         return len(job.with_points(pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)).tiles)
@@ -338,7 +360,8 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
     rounds = [
         (name, turn) for turn in range(options.rounds) for name in (options.kinds or GPU_KINDS)[:: 1 - turn % 2 * 2]
     ]
-    for kind_name, turn in (*rounds, ("warm 0", 0), ("warm 0 3 0.005 0", 0)):
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    for kind_name, turn in (("warm 0", 0), ("warm 0 3 0.005 0", 0), *rounds):
         kind, count, *settings = kind_name.split()
         target = folder / f"{(name := f'{kind_name} {turn}')}.las"
         if kind != "pool":
@@ -352,8 +375,9 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
             zip((_survey_stages.SWITCH, _survey_stages.POINTS), settings[1:], strict=False)
         )
         gate = folder / name
-        if kind == "warm":
+        if kind == "warm":  # each on a GPU of its own, if there are two
             gate.touch()
+            more["environment"]["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[-1 if settings else 0]
         count = count if kind in ("dask", "pool") else "0"
         runs[name] = Run(folder / "in.las", target, options.model, int(count), options.tile, gate=gate, **more)
     waiting = set(runs)
@@ -375,7 +399,7 @@ def _predict_tiles(name: str, run: Run, tiles: int, options: argparse.Namespace)
     tenth of its tiles, and for each process the milliseconds of its processor and of the stages for a tile.
     """
     until, used = time.monotonic() + options.patience, list[tuple[float, dict[int, float]]]()
-    first, last = round(0.4 * tiles), round(0.95 * tiles) - 1
+    first, last = round(0.25 * tiles), round(0.95 * tiles) - 1
     run.gate.touch()
     while run.processes[0].poll() is None and (made := len([*run.classes.glob("*.bin")])) < 0.97 * tiles:
         if made >= first:
@@ -403,10 +427,14 @@ def _predict_tiles(name: str, run: Run, tiles: int, options: argparse.Namespace)
 
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
-    begun = time.monotonic()
-    made_scan(folder / "in.las", round(options.millions[0] * 1e6))
-    tiles = _sort_here(options, folder)
-    print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
+    begun, names = time.monotonic(), _ops_of_a_gpu() if options.device == "cuda" else []
+    with multiprocessing.get_context("spawn").Pool(12) as builders:
+        building = builders.map_async(_build_binding, names, chunksize=1)
+        made_scan(folder / "in.las", round(options.millions[0] * 1e6))
+        tiles = _sort_here(options, folder)
+        print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
+        building.get()
+    print(f"{len(names)} bindings after {time.monotonic() - begun:.0f} s", flush=True)
     runs_of, until = dict[str, list[dict[str, Any]]](), begun + options.limit
     runs, result, same = _start_all(options, folder), dict[str, Any](), True
     right = {path.name: path.read_bytes() for path in (folder / "warm 0 0.las.survey" / "classes").glob("*.bin")}
