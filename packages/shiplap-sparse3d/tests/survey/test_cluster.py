@@ -222,13 +222,13 @@ def test_a_worker_with_other_versions(
     cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is here on the main thread, and workers are on others."""
-    real = clusters._installed_versions
+    real = tasks.installed_versions
 
     def versions() -> dict[str, str]:
         here = real()
         return here if threading.current_thread() is threading.main_thread() else {**here, "torch": "1.0"}
 
-    monkeypatch.setattr(clusters, "_installed_versions", versions)
+    monkeypatch.setattr(tasks, "installed_versions", versions)
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert caught.value.got == "torch 1.0"

@@ -12,9 +12,10 @@ import hashlib
 import logging
 import math
 import multiprocessing
+import operator
 import os
+import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ from distributed.comm.core import CommClosedError
 
 from shiplap.plugin_api import verbs
 from shiplap.plugin_api.files import work_folder, write_whole
-from shiplap_sparse3d.errors import survey_error
+from shiplap_sparse3d.errors import failure_text, require_same, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.tasks import Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
@@ -44,14 +45,6 @@ _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler,
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
-_PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
-
-
-def _installed_versions() -> dict[str, str]:
-    """Return the installed version, by name, of Python and of each package in which the client and all workers must
-    agree.
-    """
-    return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **tasks.installed_versions(_PACKAGES)}
 
 
 class JobTicket(NamedTuple):
@@ -88,20 +81,19 @@ class JobTicket(NamedTuple):
         Raise ``SL828`` if versions differ from the client's, if the job cannot be read or unpickled, or if its input is
         missing. Raise ``SL605`` if the worker does not have the device.
         """
-        here, where = _installed_versions(), f"worker {worker.address}"
-        if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
-            got, expected = (", ".join(f"{n} {of.get(n, 'missing')}" for n in wrong) for of in (here, self.versions))
-            raise survey_error("SL828", where, got, expected, "install the same versions on the client and all workers")
-        content = self.path.read_bytes() if self.path.exists() else b""
-        shared, move = "files at the same path on all workers", "pass an input and a --folder that all workers share"
+        where, fix = f"worker {worker.address}", "install the same versions on the client and all workers"
+        require_same("SL828", where, tasks.installed_versions(), self.versions, fix)
+        shared = "files at the same path on all workers, which this user can read"
+        move = "pass an input and a --folder that all workers share, and start the workers as the user of the survey"
+        content = self.path.read_bytes() if os.access(self.path, os.R_OK) else b""
         if hashlib.sha256(content).hexdigest() != self.digest:
-            raise survey_error("SL828", where, f"no such folder {self.path.parent}", shared, move)
+            raise survey_error("SL828", where, f"no file of this survey at {self.path}", shared, move)
         try:
             job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:
             expected = "a SurveyModel whose modules can be imported on the worker"
             fix = "install the model's modules on the workers, or define the model in the file that --model names"
-            raise survey_error("SL828", where, f"{type(failure).__name__}: {failure}", expected, fix) from None
+            raise survey_error("SL828", where, failure_text(failure), expected, fix) from None
         if job.slices is None and not os.access(job.source, os.R_OK):  # sorting reads the input, later tasks do not
             raise survey_error("SL828", where, f"no file {job.source} that can be read", shared, move)
         device, gpus = self.device, torch.cuda.device_count()
@@ -162,13 +154,14 @@ class DaskEngine(SurveyEngine):
         try:
             self._client: Any = _BoundClient(self._cluster, timeout=seconds, set_as_default=False)
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
-            text = "no answer of a Dask scheduler" if isinstance(failure, TimeoutError) else failure
-            got = f"{type(failure).__name__}: {text}".splitlines()[0]
+            silent = TimeoutError("no answer of a Dask scheduler")
+            got = failure_text(silent if isinstance(failure, TimeoutError) else failure)
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
             fix = "" if type(failure) is OSError else _ADDRESS  # nothing listens there
             raise survey_error("SL827", self._cluster, got, expected, fix) from None
         self._look, self._alone_since = 0.0, math.inf
-        self._note(f"dashboard of the workers: {self._client.dashboard_link}")
+        with contextlib.suppress(KeyError):  # of a variable in the link that the user's configuration has
+            self._note(f"dashboard of the workers: {self._client.dashboard_link}")
 
     def share(self, job: SurveyJob) -> None:
         """Write the pickled ``job``, with a copy of its network on the CPU, into the folder of the survey. Workers read
@@ -179,14 +172,14 @@ class DaskEngine(SurveyEngine):
             try:
                 self._cluster = self._cluster.result()
             except Exception as failure:  # a process that cannot be started has many reasons
-                got = f"{type(failure).__name__}: {failure}".splitlines()[0]
-                raise survey_error("SL828", "the local Dask cluster", got, "processes that start") from None
+                expected = "processes that start"
+                raise survey_error("SL828", "the local Dask cluster", failure_text(failure), expected) from None
             self._connect(_REACH)
         (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
         content, path = cloudpickle.dumps(replace(job, model=model)), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
         digest = hashlib.sha256(content).hexdigest()
-        self._ticket = JobTicket(path, digest, self._device, _installed_versions())
+        self._ticket = JobTicket(path, digest, self._device, tasks.installed_versions())
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
         """Yield ``(item, result)`` for each of ``items`` as :meth:`SurveyEngine.run` does, with tasks on the workers.
@@ -207,6 +200,9 @@ class DaskEngine(SurveyEngine):
                 got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
                 fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
                 raise survey_error("SL828", str(death.task).rpartition("-")[0], got, expected, fix) from None
+            except ModuleNotFoundError as missing:
+                expected, fix = "a worker that has the packages of the client", "install them on all workers"
+                raise survey_error("SL828", "a Dask worker", missing, expected, fix) from None
             except (CancelledError, CommClosedError, ClosedClientError):
                 lost += 1
                 self._note(f"the scheduler does not answer; waiting for it and its workers, {_PATIENCE:.0f} s at most")
@@ -240,9 +236,14 @@ class DaskEngine(SurveyEngine):
         return max(1, 2 * self._workers)
 
     def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
-        """Send ``task`` with ``item`` to the cluster. Return a future of Python, which completes with Dask's future."""
+        """Send ``task`` with ``item`` to the cluster. Return a future of Python, which completes with Dask's future.
+
+        The task calls what it unpickles, so that a scheduler without this package can pass it on, and a worker without
+        it reports that.
+        """
         key = f"{task.__name__}-{item}-{time.time_ns()}"  # it is on the dashboard
-        sent = self._client.submit(partial(self._ticket.run, task, item), key=key, pure=False)
+        content = pickle.dumps(partial(self._ticket.run, task, item))
+        sent = self._client.get({key: (operator.call, (pickle.loads, content))}, key, sync=False)
         return asyncio.run_coroutine_threadsafe(sent._result(), self._client.loop.asyncio_loop)
 
     def close(self) -> None:
