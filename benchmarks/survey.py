@@ -11,15 +11,15 @@ call to the output, and those of the stage that predicts. Starting the processes
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
-and predict one after the other, so that no rate has the start of a process. The native bindings are built first. Then
+and predict one after the other, so that no rate has the start of a process, and none checks its model. Before them
 surveys in one process predict all tiles, in groups and one by one, so that no survey that counts compiles kernels. The
-first one would do it for all, also in the middle of its tiles, where smaller ones need others. The rate is that of the
-tiles from a quarter of them on, without the last twentieth: then all kernels are loaded. The record has the seconds of
-each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit status 1 if a class is
-another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001 0`` has six threads for each of
-its two workers, which look at Python's lock each millisecond and predict groups of so many points (0: each tile alone;
-then some classes may differ), and ``here 1`` has no cluster. For ``speed`` the kinds are ``"one core"``, ``"one
-worker"`` and ``"two workers"``.
+first one would do it for all, for seconds at a time also in the middle of its tiles, where numbers of voxels are the
+first multiples of 16. The rate is that of the tiles from a quarter of them on, without the last twentieth: then all
+kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
+processor for a tile. Exit status 1 if a class is another than that of the one process. ``--kinds`` names the surveys:
+``dask 2 6 0.001 0`` has six threads for each of its two workers, which look at Python's lock each millisecond and
+predict groups of so many points (0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For
+``speed`` the kinds are ``"one core"``, ``"one worker"`` and ``"two workers"``.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
 
@@ -55,8 +55,6 @@ import numpy as np
 import psutil
 import torch
 from _record import ROOT, record, write
-
-from shiplap import ShiplapError
 
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
 WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
@@ -134,6 +132,9 @@ def run_here(options: argparse.Namespace) -> None:
         more = {"workers": options.count or None, "device": options.device}
         for name in ("cluster", "run") if options.threads else ():
             importlib.import_module(f"{options.library}.{name}").THREADS = options.threads
+
+    if options.gate:  # the checks of all surveys at a time keep the cores from those that compile kernels
+        library.SurveyModel.check = lambda model: model.field
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
         # Before a worker of today's code runs the network, to find out whether it takes batches.
@@ -312,25 +313,6 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
         write(options.json, {**record(SOURCES, PACKAGES), **known, options.part or options.what: part})
 
 
-def _build_binding(name: str) -> None:
-    """Build the native binding of an op, or the launcher of its templates, unless it is in the cache."""
-    from shiplap.cli.target import resolve_targets
-    from shiplap.kernels.build import build_op
-
-    try:
-        build_op(*resolve_targets([name]))
-    except ShiplapError as failure:  # then Python launches the kernels of all surveys
-        print(failure, flush=True)
-
-
-def _ops_of_a_gpu() -> list[str]:
-    """Return the names of the ops that ``make install`` would compile something for, on a machine with a GPU."""
-    from shiplap.cli.target import resolve_targets
-
-    kernels = {op.spec.name: op.kernels.get("cuda", ()) for op in resolve_targets(["shiplap_sparse3d"])}
-    return [name for name, of in kernels.items() if any(k.native is not None or k.template is not None for k in of)]
-
-
 def _sort_here(options: argparse.Namespace, folder: Path) -> int:
     """Sort the points of ``in.las`` with twelve processes at most into ``sorted``, for surveys of today's code to begin
     with. Return the number of tiles.
@@ -427,14 +409,10 @@ def _predict_tiles(name: str, run: Run, tiles: int, options: argparse.Namespace)
 
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
-    begun, names = time.monotonic(), _ops_of_a_gpu() if options.device == "cuda" else []
-    with multiprocessing.get_context("spawn").Pool(12) as builders:
-        building = builders.map_async(_build_binding, names, chunksize=1)
-        made_scan(folder / "in.las", round(options.millions[0] * 1e6))
-        tiles = _sort_here(options, folder)
-        print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
-        building.get()
-    print(f"{len(names)} bindings after {time.monotonic() - begun:.0f} s", flush=True)
+    begun = time.monotonic()
+    made_scan(folder / "in.las", round(options.millions[0] * 1e6))
+    tiles = _sort_here(options, folder)
+    print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
     runs_of, until = dict[str, list[dict[str, Any]]](), begun + options.limit
     runs, result, same = _start_all(options, folder), dict[str, Any](), True
     right = {path.name: path.read_bytes() for path in (folder / "warm 0 0.las.survey" / "classes").glob("*.bin")}

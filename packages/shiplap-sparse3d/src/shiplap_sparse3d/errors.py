@@ -56,7 +56,8 @@ register_errors(
             "the survey folder belongs to another survey",
             (
                 "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
-                "halo. Tiles of another type of device or of other package versions may differ in the last bit."
+                "halo. Tiles of another type of device or of other package versions may differ in the last bit. "
+                "Another version of Shiplap may have another format of folders."
             ),
             (
                 "pass another folder. If the finished tiles in this folder are no longer needed, delete the folder and "

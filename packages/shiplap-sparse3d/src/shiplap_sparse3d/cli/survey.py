@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +68,6 @@ def command(
             verbs.note("the survey was stopped; the same command continues it")
             if workers is not None or scheduler is not None:
                 # Threads of Dask would keep the process until their connections have ended.
-                sys.stderr.flush()
                 os._exit(STOPPED)
             raise typer.Exit(STOPPED) from None
     if json:

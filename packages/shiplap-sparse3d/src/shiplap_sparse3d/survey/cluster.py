@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import math
-import multiprocessing
+import multiprocessing.resource_tracker
 import operator
 import os
 import pickle
@@ -23,7 +23,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -154,8 +153,7 @@ class DaskEngine(SurveyEngine):
         try:
             self._client: Any = _BoundClient(self._cluster, timeout=seconds, set_as_default=False)
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
-            silent = TimeoutError("no answer of a Dask scheduler")
-            got = failure_text(silent if isinstance(failure, TimeoutError) else failure)
+            got = "TimeoutError: no answer" if isinstance(failure, TimeoutError) else failure_text(failure)
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
             fix = "" if type(failure) is OSError else _ADDRESS  # nothing listens there
             raise survey_error("SL827", self._cluster, got, expected, fix) from None
@@ -172,8 +170,11 @@ class DaskEngine(SurveyEngine):
             try:
                 self._cluster = self._cluster.result()
             except Exception as failure:  # a process that cannot be started has many reasons
-                expected = "processes that start"
-                raise survey_error("SL828", "the local Dask cluster", failure_text(failure), expected) from None
+                got, fix = (
+                    failure_text(failure),
+                    'call survey() below `if __name__ == "__main__":`, as workers import the program',
+                )
+                raise survey_error("SL828", "the local Dask cluster", got, "processes that start", fix) from None
             self._connect(_REACH)
         (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
         content, path = cloudpickle.dumps(replace(job, model=model)), job.folder.path / "job.bin"
@@ -202,7 +203,7 @@ class DaskEngine(SurveyEngine):
                 raise survey_error("SL828", str(death.task).rpartition("-")[0], got, expected, fix) from None
             except ModuleNotFoundError as missing:
                 expected, fix = "a worker that has the packages of the client", "install them on all workers"
-                raise survey_error("SL828", "a Dask worker", missing, expected, fix) from None
+                raise survey_error("SL828", "a Dask worker", failure_text(missing), expected, fix) from None
             except (CancelledError, CommClosedError, ClosedClientError):
                 lost += 1
                 self._note(f"the scheduler does not answer; waiting for it and its workers, {_PATIENCE:.0f} s at most")
@@ -216,21 +217,18 @@ class DaskEngine(SurveyEngine):
         are none. Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
         answer.
         """
-        now = time.monotonic()
         if self._client.status != "running":
             raise CommClosedError
-        if now >= self._look:
+        if (now := time.monotonic()) >= self._look:
             try:
                 self._workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
             except Exception:
                 raise CommClosedError from None
             self._look = now + tasks.LOOK
-        if self._workers:
-            self._alone_since = math.inf
-        elif now < self._alone_since:
-            self._alone_since = now
-            self._note(f"no workers; waiting for them, {_PATIENCE:.0f} s at most")
-        elif now - self._alone_since > _PATIENCE:
+            self._alone_since = math.inf if self._workers else min(now, self._alone_since)
+            if now == self._alone_since:
+                self._note(f"no workers; waiting for them, {_PATIENCE:.0f} s at most")
+        if now - self._alone_since > _PATIENCE:
             what, fix = "the Dask scheduler has no workers", "start workers, and run the same command again"
             raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
         return max(1, 2 * self._workers)
@@ -252,8 +250,8 @@ class DaskEngine(SurveyEngine):
         """
         with contextlib.suppress(Exception):
             if self._ticket and isinstance(self._cluster, str) and self._client.status == "running":
-                forget = partial(self._client._run, _forget_job, self._ticket.path, on_error="ignore")
-                self._client.sync(forget, callback_timeout=_REACH)  # Client.run has no limit of time
+                limits = {"on_error": "ignore", "callback_timeout": _REACH}  # Client.run has no limit of time
+                self._client.sync(self._client._run, _forget_job, self._ticket.path, **limits)
         with contextlib.suppress(Exception):
             self._client.close(timeout=_REACH)
         self._opened.close()
@@ -277,7 +275,8 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     options |= {"threads_per_worker": threads, "local_directory": str(scratch)}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     before, mask = {*multiprocessing.active_children()}, (signal.SIG_BLOCK, {signal.SIGINT})
-    resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
+    # The start of the resource tracker, which the first worker needs, would take the mask away.
+    multiprocessing.resource_tracker.ensure_running()
     # In a thread of its own: this one gets Ctrl-C, and has other work while the processes start.
     starting = ThreadPoolExecutor(1, "", signal.pthread_sigmask, mask).submit(LocalCluster, **options)
     opened.callback(_end_cluster, starting, before)
@@ -292,9 +291,8 @@ def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:
     if starting.done() and starting.exception() is None:
         for nanny in starting.result().workers.values():
             nanny.status = Status.closing_gracefully  # it starts no new worker
-            if nanny.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(nanny.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no number
+                os.kill(nanny.pid, signal.SIGKILL)
     else:
         for child in {*multiprocessing.active_children()} - before:
             child.kill()

@@ -44,6 +44,9 @@ Cells = np.ndarray[Any, Any]
 # The place of a tile along x and y, in tiles.
 Tile = tuple[int, int]
 
+# The sparse layers: those in which all voxels affect each other, and those with a window.
+_GLOBAL, _LOCAL = GlobalPool | SparseGlobalMaxOrAvgPool, Convolution | WindowPool | SparseConvolution | IndicePool
+
 _SMALLEST = 128  # cells of a tile: below that, it is mostly halo
 _GRID, _BLOCK, _FILLED = 1024, 24, 0.06  # cells of the sample's grid, of the block in it that is used; share of voxels
 MOST_SCENES = 32  # of a batch of tiles
@@ -113,12 +116,10 @@ class _PassRecord:
         of unknown origin.
         """
         geometry, where = getattr(args[0] if args else None, "geometry", None), type(module).__name__
-        if not isinstance(geometry, Geometry):
+        if not isinstance(geometry, Geometry) or not isinstance(module, _GLOBAL | _LOCAL):
             return
-        if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
+        if isinstance(module, _GLOBAL):
             raise survey_error("SL820", where, "a pooling over all voxels", "a window")
-        if not isinstance(module, Convolution | WindowPool | SparseConvolution | IndicePool):
-            return
         level, (step, padding, span) = self.level_of(geometry, where), _window_of(module)
         interval = np.stack([padding, span - padding]) * level.stride
         if isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
@@ -151,8 +152,8 @@ def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
     kernel = np.array(module.kernel_size)
     if len(kernel) != 3 or kernel.min() < 1:
         raise survey_error("SL820", type(module).__name__, f"a kernel of {module.kernel_size} cells", "three axes")
-    dilation, step = (np.array(getattr(module, name, (1,) * 3)) for name in ("dilation", "stride"))
-    padding = np.array(getattr(module, "padding", (0,) * 3))
+    absent = {"dilation": 1, "stride": 1, "padding": 0}
+    dilation, step, padding = (np.array(getattr(module, name, (value,) * 3)) for name, value in absent.items())
     if _is_submanifold(module) or isinstance(module, GenerativeConv3d):
         # These kernels are centred, and an even one reaches one cell further back.
         step, padding = np.ones_like(kernel), kernel // 2 * dilation

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -113,7 +113,7 @@ class SurveyFolder:
         return None if content is None or len(content) != count else np.frombuffer(content, np.uint8)
 
 
-def open_or_empty(path: Path) -> IO[bytes]:
+def open_or_empty(path: Path) -> io.BufferedIOBase:
     """Return the file ``path``, opened for reading bytes, or an empty one if it does not exist."""
     return path.open("rb") if path.exists() else io.BytesIO()
 

@@ -109,11 +109,10 @@ def survey(
         seen = model.check()  # while local workers start
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
-            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo}).get("points at a time")
+            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
             # By a worker, whose device need not be the client's, and once: all must predict the same batches.
-            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known])
-            job.folder.claim(arithmetic)
-            job = replace(job, together=arithmetic["points at a time"])
+            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known.get("points at a time")])
+            job = replace(job, together=job.folder.claim(arithmetic)["points at a time"])
             predicted = _predict_tiles(job, engine, progress)
             codes = _run_stage(engine, tasks.merge_segment, job.segments, "write", "points", progress)
             write_cloud(source, target, codes)
@@ -162,16 +161,17 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
 
 
 def _run_stage(
-    engine: SurveyEngine, task: Task[Item, Result], sizes: dict[Item, int], stage: str, unit: str, progress: Progress
+    engine: SurveyEngine, task: Task[Item, Result], items: dict[Item, Any], stage: str, unit: str, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of ``task`` for the keys of ``sizes``, in their order. The values are the numbers of points or
-    tiles (``unit``) of each item. After each, ``progress`` is called for ``stage`` with their sum so far.
+    """Yield the results of ``task`` for the keys of ``items``, as they are completed, and in order if ``stage`` is
+    ``"write"``. The values are what each key stands for, points or tiles (``unit``), of which ``progress`` is called
+    with the number so far.
     """
-    total, done = sum(sizes.values()), 0
+    total, done = sum(map(len, items.values())), 0
     progress(stage, done, total, unit)
-    for item, result in engine.run(task, sizes, ordered=stage == "write"):
+    for item, result in engine.run(task, items, ordered=stage == "write"):
         yield result
-        progress(stage, done := done + sizes[item], total, unit)
+        progress(stage, done := done + len(items[item]), total, unit)
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
@@ -195,9 +195,8 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
     """
     engine.share(job)
     # Large ones first, so that all workers end at the same time.
-    groups = sorted(job.groups.items(), key=lambda each: (-sum(map(job.count, each[1])), each[0]))
-    sizes = {first: len(tiles) for first, tiles in groups}
-    return sum(_run_stage(engine, tasks.predict_group, sizes, "predict", "tiles", progress))
+    groups = dict(sorted(job.groups.items(), key=lambda each: (-sum(map(job.count, each[1])), each[0])))
+    return sum(_run_stage(engine, tasks.predict_group, groups, "predict", "tiles", progress))
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
@@ -220,12 +219,11 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
     problems = {
         f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
         "the input itself": target.exists() and source.exists() and target.samefile(source),
-        f"no folder {target.parent}": not target.parent.is_dir(),
+        f"no folder {target.parent} to write into": not (target.parent.is_dir() and os.access(target.parent, os.W_OK)),
         "a folder": target.is_dir(),
-        f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
     }
     if problem := next((problem for problem, there in problems.items() if there), None):
-        expected = "a .las or .laz file other than the input, in a folder that exists"
+        expected = "a .las or .laz file other than the input, in a folder that you can write"
         raise survey_error("SL602", target, problem, expected, what="the output cannot be written")
 
 

@@ -95,19 +95,13 @@ class SurveyJob:
     slices: Any = None  # a SLICE for each tile of each segment
     extent: Any = None  # a CellBox
 
-    @property
-    def segments(self) -> dict[int, int]:
-        """The number of points of each segment of the input, by the number of the segment from 0. Each has ``segment``
-        successive points, and the last one may have fewer.
+    @cached_property
+    def segments(self) -> dict[int, range]:
+        """The numbers of the points of each segment of the input, by the number of the segment from 0. Each has
+        ``segment`` successive points, and the last one may have fewer.
         """
-        return {number: self.segment_range(number)[1] for number in range(-(-self.total // self.segment))}
-
-    def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of segment ``number`` (a run of successive points of the input), and the
-        number of its points.
-        """
-        first = number * self.segment
-        return first, min(self.segment, self.total - first)
+        firsts = range(0, self.total, self.segment)
+        return {number: range(first, min(first + self.segment, self.total)) for number, first in enumerate(firsts)}
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
@@ -129,7 +123,7 @@ class SurveyJob:
         """
         slices = np.concatenate([table for table, _ in segments])
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
-        heads = _heads(np.column_stack([slices["x"], slices["y"]]).astype(np.int64))
+        heads = np.unique(slices[["x", "y"]], return_index=True)[1]
         before = np.cumsum(slices["count"], dtype=np.int64) - slices["count"]
         slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))
         low, high = np.array([extent for _, extent in segments]).swapaxes(0, 1)
@@ -217,11 +211,6 @@ def cells_within(cells: Tensor, boxes: Sequence[tuple[Cells, Cells]]) -> Tensor:
     return reduce(torch.logical_and, ((cells[:2] >= low) & (cells[:2] < high)).unbind(1))
 
 
-def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the index of the first row of each tile in ``tiles``, sorted rows (x, y)."""
-    return np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))
-
-
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     """Read segment ``number`` of the input (a run of successive points), sort its points by tile, and write them with
     their table to the folder, unless it has them. Return the table, a ``SLICE`` for each tile that has points, and the
@@ -231,11 +220,10 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     """
     if known := read_segment(job, number):
         return known
-    first, count = job.segment_range(number)
-    rows, done = np.empty(count, POINT), 0
-    rows["index"] = np.arange(first, first + count)
+    rows, done = np.empty(len(numbers := job.segments[number]), POINT), 0
+    rows["index"] = numbers
     with open_cloud(job.source) as reader:
-        for points in read_chunks(reader, job.source, first, first + count):
+        for points in read_chunks(reader, job.source, numbers.start, numbers.stop):
             part = rows[done : (done := done + len(points))]
             part["raw"] = np.column_stack([points.X, points.Y, points.Z])
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
@@ -247,9 +235,10 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a tile stay in the order of the file
     rows, tiles = rows[order], tiles[order]
-    table = np.zeros(len(heads := _heads(tiles)), SLICE)
+    heads = np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))  # the first row of each tile
+    table = np.zeros(len(heads), SLICE)
     table["x"], table["y"] = tiles[heads].T
-    table["segment"], table["start"], table["count"] = number, heads, np.diff(heads, append=count)
+    table["segment"], table["start"], table["count"] = number, heads, np.diff(heads, append=len(rows))
     table["check"] = np.add.reduceat(rows.view("<i8").reshape(-1, 3).sum(1), heads)
     tail = with_digest(extent.tobytes() + table.tobytes())
     write_whole(job.folder.points_path(number), rows.tobytes() + tail, lasting=False)
@@ -263,7 +252,7 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
     The points themselves are checked only when they are read.
     """
     with open_or_empty(job.folder.points_path(number)) as file:
-        file.seek(job.segment_range(number)[1] * POINT.itemsize)
+        file.seek(len(job.segments[number]) * POINT.itemsize)
         content = without_digest(file.read())
     return (np.frombuffer(content[48:], SLICE), np.frombuffer(content[:48], "<i8").reshape(2, 3)) if content else None
 
@@ -318,9 +307,8 @@ def points_within(job: SurveyJob, tiles: Sequence[Tile], device: torch.device) -
 
     The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
     """
-    model = job.model
     # One cell more, because the context is measured from points and not from cells.
-    context = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
+    context = math.ceil(job.model.context / min(job.model.voxel[:2])) + 1 if job.model.context else 0
     low, high = zip(*(job.tiling.grid(tile, job.extent) for tile in tiles), strict=True)
     within = np.min(low, 0) - context, np.max(high, 0) + context
     around = {each for tile in tiles for each in job.tiling.around(tile, context)} & job._slices_of.keys()
@@ -391,8 +379,7 @@ def installed_versions() -> dict[str, str]:
     """Return the installed version, by name, of Python and of each package in which the client and all workers must
     agree. Local parts of a version, such as ``+cpu``, are left out, and so are packages that are not installed.
     """
-    found = {name: next(iter(distributions(name=name)), None) for name in _PACKAGES}
-    packages = {name: of.version.partition("+")[0] for name, of in found.items() if of}
+    packages = {name: of.version.partition("+")[0] for name in _PACKAGES for of in [*distributions(name=name)][:1]}
     return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **packages}
 
 
@@ -431,9 +418,8 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     [p]`` in the order of the input. The codes are read from the results of the tiles. Raise ``SL824`` if those of a
     tile are missing or damaged.
     """
-    first, count = job.segment_range(number)
-    parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
-    place = point_numbers(read_points(job.folder, parts)).numpy() - first
+    parts, codes = job.slices[job.slices["segment"] == number], np.empty(len(job.segments[number]), np.uint8)
+    place = point_numbers(read_points(job.folder, parts)).numpy() - job.segments[number].start
     for x, y, start, size, before in parts[["x", "y", "start", "count", "before"]].tolist():
         found = job.folder.read_result((x, y), job.count((x, y)))
         if found is None:
