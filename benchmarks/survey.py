@@ -342,6 +342,7 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
     rounds = [
         (name, turn) for turn in range(options.rounds) for name in (options.kinds or GPU_KINDS)[:: 1 - turn % 2 * 2]
     ]
+    rounds += [(name, 0) for name in options.last]
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     for kind_name, turn in (("warm 0", 0), ("warm 0 3 0.005 0", 0), *rounds):
         kind, count, *settings = kind_name.split()
@@ -464,6 +465,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pool", type=Path)
     parser.add_argument("--kinds", nargs="*", help="for gpus and for speed; all of them by default")
+    parser.add_argument("--last", nargs="*", default=[], help="for gpus: more kinds, once after all rounds")
     parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", help="of the record, by default the name of the measurement")
