@@ -11,6 +11,8 @@ import itertools
 import json
 import logging
 import os
+import pickle
+import pickletools
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_testing.effort import sampled
 from tests.survey.models import build
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("laspy")
@@ -205,7 +209,7 @@ def test_the_address_of_a_worker_and_of_another_server(cluster: Any, refused: Ca
     """The dashboard accepts a connection, and waits for a request that ends, as this server does."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = refused(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-    assert error.got == "TimeoutError: no answer of a Dask scheduler"
+    assert error.got == "TimeoutError: no answer"
     assert "Scheduler at:" in str(error.fix)
     assert "Scheduler at:" in str(refused(next(iter(cluster.workers.values())).address).fix)
 
@@ -222,13 +226,13 @@ def test_a_worker_with_other_versions(
     cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is here on the main thread, and workers are on others."""
-    real = clusters._installed_versions
+    real = tasks.installed_versions
 
     def versions() -> dict[str, str]:
         here = real()
         return here if threading.current_thread() is threading.main_thread() else {**here, "torch": "1.0"}
 
-    monkeypatch.setattr(clusters, "_installed_versions", versions)
+    monkeypatch.setattr(tasks, "installed_versions", versions)
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert caught.value.got == "torch 1.0"
@@ -304,6 +308,47 @@ def test_a_model_that_a_worker_cannot_import(
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", model, scheduler=cluster.scheduler_address, **SMALL)
     assert "no_such_module" in caught.value.got
+
+
+def test_a_scheduler_needs_no_shiplap_and_a_worker_reports_that_it_has_none(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler and the message of a worker unpickle the graph, of which a failure would end the worker."""
+    sent, real = list[Any](), distributed.Client._graph_to_futures
+
+    def record(client: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(options.get("expr", arguments[:1]))
+        return real(client, *arguments, **options)
+
+    monkeypatch.setattr(distributed.Client, "_graph_to_futures", record)
+    unknown = SimpleNamespace(loads=pickle.loads, dumps=lambda call: b"cno_such_module\nname\n.")
+    monkeypatch.setattr(clusters, "pickle", unknown)
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
+    assert caught.value.got == "ModuleNotFoundError: No module named 'no_such_module'"
+    needed = {name for _, name, _ in pickletools.genops(pickle.dumps(sent)) if isinstance(name, str)}
+    assert not any(name.startswith("shiplap") for name in needed)
+
+
+def test_local_workers_that_do_not_start(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script that starts the survey again in each worker, which imports it."""
+
+    def fail(**options: Any) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(clusters, "LocalCluster", fail)
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), workers=2, **SMALL)
+    assert caught.value.got == "RuntimeError: Nanny failed to start."
+    assert "__main__" in str(caught.value.fix)
+
+
+def test_a_link_of_the_dashboard_with_an_unknown_variable(cluster: Any) -> None:
+    """The user's configuration has it for another machine; the survey goes on without the note."""
+    notes: list[Any] = []
+    with dask.config.set({"distributed.dashboard.link": "{NO_SUCH_VARIABLE}/{port}"}):
+        clusters.DaskEngine(None, cluster.scheduler_address, "cpu", lambda *note: notes.append(note)).close()
+    assert notes == []
 
 
 def test_a_damaged_tile_and_a_full_disk(

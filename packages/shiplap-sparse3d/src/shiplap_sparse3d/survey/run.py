@@ -25,7 +25,7 @@ from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
 from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
+from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Item, Progress, Result, SurveyEngine, SurveyJob, Task
 
 
 @dataclass(frozen=True)
@@ -103,22 +103,19 @@ def survey(
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_arguments(source, target, model)
-    if device is not None and workers is None and scheduler is None:
-        verbs.require_device(str(device))
-        model.net.to(device)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
     job = open_job(source, place, model, (tile, halo, origin), segment)
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
         seen = model.check()  # while local workers start
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
-            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo}).get("points at a time")
+            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
             # By a worker, whose device need not be the client's, and once: all must predict the same batches.
-            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known])
-            job.folder.claim(arithmetic)
-            job = replace(job, together=arithmetic["points at a time"])
+            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known.get("points at a time")])
+            job = replace(job, together=job.folder.claim(arithmetic)["points at a time"])
             predicted = _predict_tiles(job, engine, progress)
-            write_cloud(source, target, _merged_codes(job, engine, progress))
+            codes = _run_stage(engine, tasks.merge_segment, job.segments, "write", "points", progress)
+            write_cloud(source, target, codes)
         if not keep:
             job.folder.remove_written()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
@@ -129,11 +126,15 @@ def survey(
 def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
-    """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
-    and otherwise Dask, with networks on ``device``, by default of the model's type, and notes to the user by
-    ``progress``. Raise ``SL613`` for both or for fewer than one worker, and ``SL603`` without Dask.
+    """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process, to
+    whose ``device`` the network is moved, and otherwise Dask, with networks on ``device``, by default of the model's
+    type, and notes to the user by ``progress``. Raise ``SL613`` for both or for fewer than one worker, ``SL605`` for a
+    device that this process does not have, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
+        if device is not None:
+            verbs.require_device(str(device))
+            model.net.to(device)
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
     if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
         raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", "one worker or more, or a scheduler")
@@ -159,50 +160,43 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
     return SurveyJob(model, source, SurveyFolder(folder), scales, offsets, tiles, header.point_count, segment)
 
 
+def _run_stage(
+    engine: SurveyEngine, task: Task[Item, Result], items: dict[Item, Any], stage: str, unit: str, progress: Progress
+) -> Iterator[Result]:
+    """Yield the results of ``task`` for the keys of ``items``, as they are completed, and in order if ``stage`` is
+    ``"write"``. The values are what each key stands for, points or tiles (``unit``), of which ``progress`` is called
+    with the number so far.
+    """
+    total, done = sum(map(len, items.values())), 0
+    progress(stage, done, total, unit)
+    for item, result in engine.run(task, items, ordered=stage == "write"):
+        yield result
+        progress(stage, done := done + len(items[item]), total, unit)
+
+
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
-    """Sort the points of the segments (runs of successive points) of the input for which the folder has no sorted
-    points. Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise
-    ``SL823`` if the folder has other points, or tiles of another size.
+    """Sort the points of all segments (runs of successive points) of the input, unless the folder has them sorted.
+    Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise ``SL823``
+    if the folder has other points, or tiles of another size.
     """
     job.folder.claim(_points_identity(job))
-    segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
-    left = [number for number in job.segments if number not in segments]
     engine.share(job)
-    done = sum(job.segment_range(number)[1] for number in segments)
-    progress("read", done, job.total, "points")
     try:
-        for number, made in engine.run(tasks.sort_segment, left):
-            segments[number], done = made, done + job.segment_range(number)[1]
-            progress("read", done, job.total, "points")
+        return job.with_points([*_run_stage(engine, tasks.sort_segment, job.segments, "read", "points", progress)])
     except SurveyError as failure:
         if failure.id == "SL822" and not (job.folder.path / "classes").exists():  # a repaired one is another input
             job.folder.remove_written()
         raise
-    return job.with_points([*segments.values()])
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
     """Predict and write the class codes of all groups of tiles of which a tile has no result in the folder. Return the
-    number of tiles of these groups. ``progress`` is called after each group.
+    number of tiles that were predicted. ``progress`` is called after each group.
     """
-    missing = {tile for tile in job.tiles if job.folder.read_result(tile, job.count(tile)) is None}
-    left = {first: tiles for first, tiles in job.groups.items() if not missing.isdisjoint(tiles)}
-    total, number = len(job.tiles), sum(map(len, left.values()))
     engine.share(job)
-    progress("predict", done := total - number, total, "tiles")
     # Large ones first, so that all workers end at the same time.
-    for first, _ in engine.run(tasks.predict_group, sorted(left, key=lambda f: (-sum(map(job.count, left[f])), f))):
-        progress("predict", done := done + len(left[first]), total, "tiles")
-    return number
-
-
-def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the class codes of all points in the order of the input. There is one ``uint8`` array for each segment (a
-    run of successive points). ``progress`` is called after each segment.
-    """
-    for number, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
-        yield codes
-        progress("write", sum(job.segment_range(number)), job.total, "points")
+    groups = dict(sorted(job.groups.items(), key=lambda each: (-sum(map(job.count, each[1])), each[0])))
+    return sum(_run_stage(engine, tasks.predict_group, groups, "predict", "tiles", progress))
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
@@ -225,12 +219,11 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
     problems = {
         f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
         "the input itself": target.exists() and source.exists() and target.samefile(source),
-        f"no folder {target.parent}": not target.parent.is_dir(),
+        f"no folder {target.parent} to write into": not (target.parent.is_dir() and os.access(target.parent, os.W_OK)),
         "a folder": target.is_dir(),
-        f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
     }
     if problem := next((problem for problem, there in problems.items() if there), None):
-        expected = "a .las or .laz file other than the input, in a folder that exists"
+        expected = "a .las or .laz file other than the input, in a folder that you can write"
         raise survey_error("SL602", target, problem, expected, what="the output cannot be written")
 
 
