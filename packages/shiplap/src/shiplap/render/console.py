@@ -11,6 +11,7 @@ from shiplap.errors.foreign_text import REORDERING, replace_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
+NO_WIDTH = 80  # characters of a line where the environment says 0
 _IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}]")  # those that a JSON text may hold as they are
 
 
@@ -36,7 +37,10 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
                 yield Segment(text if control else replace_controls(text), style, control)
 
     # highlight would colour numbers and paths in texts that have a style of their own.
-    return PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    console = PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    if console.width < 1:  # some programs set COLUMNS to 0, and nothing would be printed
+        console.width = NO_WIDTH
+    return console
 
 
 def escape_json(text: str) -> str:
