@@ -1,5 +1,6 @@
 """A verdict comes within its time, whatever the candidate does with it."""
 
+import os
 import sys
 import time
 import types
@@ -194,3 +195,12 @@ def test_what_a_cell_of_a_notebook_defines_has_an_error_that_says_what_to_do(mon
         sl.judge(vars(main)[name], vars(main)[name])
     assert e.value.id == "SL501"
     assert "%%writefile" in str(e.value)
+
+
+def test_a_path_that_is_no_text_is_no_target(tmp_path):
+    file = tmp_path / os.fsdecode(b"kernel\xff.py")
+    file.write_text("def reference(x): return x\n")
+    with pytest.raises(ShiplapError) as e:
+        sl.judge(f"{file}:reference", f"{file}:reference")
+    assert (e.value.id, e.value.what) == ("SL501", "the path of the target is not encoded in UTF-8")
+    assert e.value.got.isascii()

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shiplap.errors.foreign_text import REORDERING, replace_controls
+from shiplap.errors.foreign_text import NO_LETTERS, REORDERING, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NO_WIDTH = 80  # characters of a line where the environment says 0
-_IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}]")  # those that a JSON text may hold as they are
+_IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}{NO_LETTERS}]")  # those that a JSON text may hold as they are
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -44,7 +44,7 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 def escape_json(text: str) -> str:
-    """Return the JSON ``text`` with an escape in place of each character that a terminal executes or that reorders
-    text. The escaped JSON represents the same value.
+    """Return the JSON ``text`` with an escape in place of each character that a terminal executes, that reorders text,
+    or that no stream can print. The escaped JSON represents the same value.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
