@@ -38,7 +38,7 @@ sys.path[:0] = [str(ROOT)]
 SOURCES = (
     *("packages/shiplap/src/shiplap/safe_io/*.py", "packages/shiplap/src/shiplap/kernels/native/*.py"),
     *("packages/shiplap/src/shiplap/dispatch/*.py", "packages/shiplap/src/shiplap/judge/suites.py"),
-    "packages/shiplap/src/shiplap/tuning/*.py",
+    *("packages/shiplap/src/shiplap/judge/library_imports.py", "packages/shiplap/src/shiplap/tuning/*.py"),
     *("tests/fuzz/fuzzer.py", "tests/families/hostile.py", "tests/families/hostile_layers.py"),
     *("packages/shiplap/src/shiplap/sandbox/*.py", "packages/shiplap/tests/sandbox/lacks.py"),
     *("packages/shiplap/tests/safe_io/storm.py", "packages/shiplap/tests/safe_io/users.py"),
@@ -87,7 +87,7 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
             place = folder / f"files-{kind}-{number}"
             place.mkdir()
             command = ["tests/fuzz/fuzzer.py", kind, str(rounds), str(given.seed + number), str(place)]
-            jobs.append(Job("files", kind, number, command, first=3 if kind in ("metadata", "suite") else 5))
+            jobs.append(Job("files", kind, number, command, first=3 if kind in ("metadata", "source", "suite") else 5))
     parts = max(1, given.calls // ROUNDS_EACH)
     programs = {module: ["tests/families/hostile.py", module] for _, module in sorted(FAMILIES.values())}
     for kind, program in {**programs, "layers": ["tests/families/hostile_layers.py"]}.items():

@@ -62,7 +62,7 @@ NEAR = (
     "packaging",
 )
 MARKS = "not gpu and not long and not docs and not device"
-ONE_S = 20.0
+ONE_S, PIECE_S = 20.0, 6.0
 LONGEST_S, CPU_S = 300.0, 90  # seconds of the clock and of a processor for the tests of a mutant together
 PACKAGES = ("shiplap",)
 
@@ -211,30 +211,33 @@ class Workshop:
         return True
 
     def record_all(self, items: list[pytest.Item]) -> None:
-        """Record what each of the tests ``items`` executes and takes, one fork for each file of tests."""
+        """Record what each of the tests ``items`` executes and takes, one fork for each piece of a file of tests."""
         for module in sorted(self.files):  # whose code is instrumented before the first test
             name = Path(module).relative_to((ROOT / SOURCE).parent).with_suffix("")
             importlib.import_module(".".join(name.parts).removesuffix(".__init__"))
-        by_file: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        pieces = split_items(items, cost.load())
         sources, kept = b"".join(Path(file).read_bytes() for file in sorted(self.files)), self.folder / "lines"
         kept.mkdir(exist_ok=True)
-        texts = {file: sources + file.encode() + (ROOT / file).read_bytes() for file in by_file}
-        places = {file: kept / f"{hashlib.sha256(text).hexdigest()[:24]}.json" for file, text in texts.items()}
-        left = [file for file, place in places.items() if not place.exists()]
-        print("tests:", len(items), "files to record:", len(left), file=sys.__stderr__, flush=True)
-        spread(lambda number: self.record_file(by_file[left[number]], places[left[number]]), len(left), self.jobs)
+        places = []
+        for piece in pieces:
+            names = "\n".join(item.nodeid for item in piece)
+            text = sources + names.encode() + (ROOT / names.partition("::")[0]).read_bytes()
+            places.append(kept / f"{hashlib.sha256(text).hexdigest()[:24]}.json")
+        left = [number for number, place in enumerate(places) if not place.exists()]
+        print("tests:", len(items), "pieces to record:", len(left), file=sys.__stderr__, flush=True)
+        spread(lambda n: self.record_piece(pieces[left[n]], places[left[n]]), len(left), self.jobs)
         executed = {}
-        for place in places.values():
+        for place in places:
             for name, (outcome, seconds, lines) in json.loads(place.read_text() if place.exists() else "{}").items():
                 self.seconds[name] = seconds
                 if outcome == "passed":
                     executed[name] = lines
         self.by_line = tests_by_line(executed)
+        left_s = round(self.ends - time.monotonic())
+        print("recorded:", len(self.seconds), "seconds left:", left_s, file=sys.__stderr__, flush=True)
 
-    def record_file(self, items: list[pytest.Item], place: Path) -> None:
-        """Write to ``place`` the outcome of each test of a file, its seconds and the lines that it executes."""
+    def record_piece(self, items: list[pytest.Item], place: Path) -> None:
+        """Write to ``place`` the outcome of each of the tests ``items``, its seconds and the lines that it executes."""
         rows: dict[str, Any] = {}
 
         def work(pass_on: Callable[[Any], None]) -> None:
@@ -311,6 +314,20 @@ class Workshop:
             beside.replace(place)
         passes: bool = json.loads(place.read_text())[1]
         return passes
+
+
+def split_items(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[list[pytest.Item]]:
+    """Return the tests ``items`` in pieces of one file each, of about ``PIECE_S`` seconds, the longest first."""
+    pieces, took, file = list[list[pytest.Item]](), list[float](), ""
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if function.partition("::")[0] != file or took[-1] > PIECE_S:
+            file = function.partition("::")[0]
+            pieces.append([])
+            took.append(0.0)
+        pieces[-1].append(item)
+        took[-1] += seconds.get(function, UNKNOWN_COST)
+    return [pieces[number] for number in sorted(range(len(pieces)), key=took.__getitem__, reverse=True)]
 
 
 def prepare_ranks(mutants: list[SourceMutant]) -> Callable[[SourceMutant], dict[str, float]]:

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import sys
 import tempfile
@@ -27,10 +28,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from shiplap.errors import ShiplapError
+from shiplap.judge.library_imports import imports_from_package
 from shiplap.judge.suite_run import describe_suite, read_verdicts
 from shiplap.judge.suites import SuiteFolders, find_problems
 from shiplap.packaging.worker import read_answer
 from shiplap.sandbox.protocol import BrokenMessage, Declined, Failed, Reply, parse_message
+from shiplap.sandbox.source_scan import (
+    compared_numbers,
+    constants_in_sources,
+    find_suspicious_names,
+    parameters_in_source,
+)
+from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 from shiplap.tuning import packaged_choices
 from shiplap.tuning.frozen_table import frozen, thaw
 from shiplap.tuning.recorded_calls import read_calls
@@ -77,6 +86,18 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+NUMBERS = (
+    b"0",
+    b"1e999",
+    b"0x" + b"9" * 400,
+    b"9" * 5000,
+    b"2 ** 999",
+    b"float('nan')",
+    b"1j",
+    "e\u0301\u0316".encode() * 99,
+)
+
+
 def changed(rng: random.Random, value: Any) -> Any:
     """A copy of plain data with one value, or one name, exchanged, left out or doubled."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
@@ -95,6 +116,14 @@ def changed(rng: random.Random, value: Any) -> Any:
     if isinstance(value, str) and value and rng.random() < 0.5:
         return mutated(rng, value.encode(errors="replace")).decode(errors="replace")
     return rng.choice(VALUES)
+
+
+def changed_source(rng: random.Random, whole: bytes) -> bytes:
+    """A Python source with up to four of its words exchanged, for others of it or for unusual numbers."""
+    parts = re.split(rb"(\w+)", whole)
+    for _ in range(rng.randint(1, 4)):
+        parts[rng.randrange(1, len(parts), 2)] = rng.choice(NUMBERS if rng.random() < 0.4 else parts[1::2])
+    return b"".join(parts)
 
 
 def _digest(body: Any) -> str:
@@ -233,6 +262,16 @@ def read_mark(path: Path) -> None:
     SurveyFolder(path.parent).claim(json.loads((CORPUS / "mark" / "survey.json").read_text()))
 
 
+def read_candidate(path: Path) -> None:
+    """As ``shiplap judge`` does with the source of a candidate, which may be no Python, before it is imported."""
+    find_suspicious_names(str(path), ["candidate", "Model"])
+    find_unsteady_decisions(str(path))
+    constants_in_sources(str(path))
+    compared_numbers(str(path))
+    parameters_in_source(str(path), ["candidate", "Model"])
+    imports_from_package(str(path), str(path.parent / "helper"), [str(path.parent)])
+
+
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None]] = {
     "table": (read_table, table_sealed),
     "record": (read_calls, lambda data: plain(data) + b"\n"),
@@ -248,14 +287,15 @@ READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None
     "reply": (read_reply, None),
     "verdict": (read_earlier_verdicts, plain),
     "baseline": (read_baseline, plain),
+    "source": (read_candidate, None),
 }
 # Of so many hundred files as many are of each kind: none has fewer than 2. Metadata and suites take longest.
 SHARES = {
-    **{"table": 26, "record": 20, "mark": 10, "metadata": 6, "lock": 6, "manifest": 5, "cubins": 5, "packaged": 5},
-    **{"entry": 4, "answer": 4, "suite": 3, "reply": 2, "verdict": 2, "baseline": 2},
+    **{"table": 24, "record": 20, "mark": 10, "metadata": 6, "lock": 6, "manifest": 5, "cubins": 5, "packaged": 5},
+    **{"entry": 4, "answer": 4, "suite": 3, "reply": 2, "verdict": 2, "baseline": 2, "source": 2},
 }
 # What looks for a file of a name.
-NAMES = {"mark": "survey.json", "manifest": "manifest.json", "cubins": "index.json"}
+NAMES = {"mark": "survey.json", "manifest": "manifest.json", "cubins": "index.json", "source": "source.py"}
 
 
 def attempt(kind: str, path: Path) -> str:
@@ -278,6 +318,8 @@ def attempt(kind: str, path: Path) -> str:
 def next_input(rng: random.Random, kind: str, seeds: list[bytes]) -> bytes:
     """One mutation of one file of the corpus."""
     whole, write = rng.choice(seeds), READERS[kind][1]
+    if kind == "source" and rng.random() < 0.8:
+        return changed_source(rng, whole)
     if write is None or rng.random() < 0.5:
         return mutated(rng, whole)
     try:

@@ -184,6 +184,11 @@ def test_a_closed_pipe_ends_a_verb_quietly(more: tuple[str, ...]) -> None:
     assert "Broken pipe" not in done.stderr
 
 
+def test_a_terminal_of_no_columns_shows_all(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "DeclarationError" in run("explain", "SL101").stdout
+
+
 def test_a_broken_pipe_to_a_child_is_a_defect(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from shiplap.cli import env
 

@@ -184,3 +184,31 @@ def test_the_command_drops_the_current_folder(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, *asked], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert (repr(str(tmp_path)) in done.stdout) == bool(named), (command, done.stdout, done.stderr)
         assert "''" not in done.stdout
+
+
+def test_the_command_runs_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    code = "import os, sys, shiplap_console as s; os.rmdir(os.getcwd()); s.drop_current_folder(); print(sys.path)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "''" not in done.stdout
+
+
+def test_the_command_opens_standard_files_that_are_closed(tmp_path: Path) -> None:
+    """A file that the command opens would have the number of standard output otherwise."""
+    code = """
+import os, sys, shiplap_console
+shiplap_console.open_standard_files()
+number = os.open("result", os.O_WRONLY | os.O_CREAT)
+print("for nobody", flush=True)
+os.write(1, b"for nobody")
+os.write(number, f"{number} {[os.get_inheritable(n) for n in range(3)]} {sys.stdin.read()!r}".encode())
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "result").read_text() == "3 [True, True, True] ''"
+
+
+def test_a_path_is_no_module() -> None:
+    with pytest.raises(ShiplapError) as e:
+        target.import_home("/dev/zero")
+    assert (e.value.id, e.value.what) == ("SL501", "the module does not exist")

@@ -1,5 +1,6 @@
 """A verdict comes within its time, whatever the candidate does with it."""
 
+import os
 import sys
 import time
 import types
@@ -10,7 +11,7 @@ import torch
 
 import shiplap as sl
 from shiplap.errors import ShiplapError
-from shiplap.judge.options import JudgeBudget
+from shiplap.judge.options import JudgeBudget, JudgeOptions
 from shiplap.judge.problem import FunctionProblem
 from shiplap.safe_io.work_folders import remove_folder
 from shiplap.sandbox import supervisor
@@ -194,3 +195,31 @@ def test_what_a_cell_of_a_notebook_defines_has_an_error_that_says_what_to_do(mon
         sl.judge(vars(main)[name], vars(main)[name])
     assert e.value.id == "SL501"
     assert "%%writefile" in str(e.value)
+
+
+def test_a_path_that_is_no_text_is_no_target(tmp_path):
+    file = tmp_path / os.fsdecode(b"kernel\xff.py")
+    file.write_text("def reference(x): return x\n")
+    with pytest.raises(ShiplapError) as e:
+        sl.judge(f"{file}:reference", f"{file}:reference")
+    assert (e.value.id, e.value.what) == ("SL501", "the path of the target is not encoded in UTF-8")
+    assert e.value.got.isascii()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"seconds": n} for n in (0.0, -1.0, float("nan"), float("inf"))]
+    + [{"rounds": 0}, *({"tolerance": n} for n in (-1e-9, float("nan"), float("inf")))],
+    ids=str,
+)
+def test_numbers_without_a_meaning_are_refused(wrong):
+    """No result is too far from another one by a tolerance that is no number."""
+    with pytest.raises(ShiplapError) as e:
+        JudgeOptions(**wrong)
+    assert e.value.id == "SL613"
+    assert "=".join(map(str, *wrong.items())) in e.value.got
+
+
+def test_all_processors_are_one_device():
+    assert JudgeOptions(device="cpu:3", tolerance=0.0, seconds=1e-9).device == "cpu"
+    assert JudgeOptions(device="cuda:1").device == "cuda:1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from shiplap import safe_io
 from shiplap.cli import console
 from shiplap.errors import ShiplapError, ShiplapNotice, error, notice
 from shiplap.render.console import escape_json, make_console
+from shiplap.render.statement import write_statement
 from shiplap.tuning.recorded_calls import CallRecorder
 
 STRANGER = 65534
@@ -136,3 +138,23 @@ def test_nothing_prints_commands_for_the_job_of_a_ci_service(capsys: pytest.Capt
     assert [line for line in lines if line.lstrip().startswith("::")] == []
     assert [line for line in lines if "##[" in line or "##vso[" in line or "##teamcity[" in line] == []
     assert any(": :error::b" in line for line in lines)
+
+
+def test_a_name_that_is_no_text_can_be_printed_and_written(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A byte of it may be a command of a terminal, and no stream in UTF-8 takes it."""
+    name = os.fsdecode(b"k\xff\x9b31m.py")
+    json_text = json.dumps([name], ensure_ascii=False)
+    console.echo(name)
+    make_console().print(name)
+    console.emit_json([name])
+    printed = capfdbinary.readouterr().out
+    assert b"\xff" not in printed
+    assert b"\x9b" not in printed
+    assert json.loads(printed.decode().partition("\n")[2].partition("\n")[2]) == [name]
+    safe_io.write_text(tmp_path / "page", json_text)
+    safe_io.append_text(tmp_path / "page", "\n" + json_text)
+    assert [json.loads(line) for line in (tmp_path / "page").read_text().splitlines()] == [[name], [name]]
+    write_statement(tmp_path / "statement", {name: "0" * 64}, "urn:of", {"what": name})
+    assert json.loads((tmp_path / "statement").read_text())["subject"][0]["name"] == name

@@ -313,3 +313,50 @@ def test_it_is_imported_while_torch_exports_a_program() -> None:
     """Meanwhile torch replaces ``max`` and ``min`` by objects without a name."""
     done = python("-c", EXPORT)
     assert (done.returncode, done.stdout) == (0, "3 2.0\n"), done.stderr
+
+
+NUMBERS = (
+    "float('inf')",
+    "-float('inf')",
+    "float('nan')",
+    "1e999",
+    "0x" + "9" * 400,
+    "0x" + "9" * 6000,
+    "2 ** 9999",
+    "1j",
+)
+DECISIONS = (
+    "x == {}",
+    "len(L) > {}",
+    "x % {} == 1",
+    "random.random() < {}",
+    "torch.rand(3) < {}",
+    "id(x) % {} > 3",
+    "f(x, {})",
+)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_any_number_of_a_source_can_be_scanned(kernel: Path, number: str) -> None:
+    """An honest candidate compares with an infinite number, and no number ends the referee."""
+    lines = [f"    if {each.format(number)}: x = torch.dropout(x, {number}, True)" for each in DECISIONS]
+    kernel.write_text("L = []\ndef candidate(x):\n    L.append(x)\n" + "\n".join([*lines, "    if x > 77: return x"]))
+    find_suspicious_names(str(kernel), ["candidate"])
+    assert find_unsteady_decisions(str(kernel))
+    assert 77 in constants_in_sources(str(kernel))
+    assert 77 in compared_numbers(str(kernel))
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0316", "\uff9e\u0301"])
+def test_a_letter_with_many_marks_is_not_scanned(kernel: Path, marks: str) -> None:
+    """Python sorts them in quadratic time: a million would keep the referee busy for hours."""
+    few, many = marks * 15, marks * 2_000
+    kernel.write_text(f"a = 'e{few}'\n")
+    assert not find_suspicious_names(str(kernel))
+    kernel.write_text(f"a = 'e{many}'\n")
+    (found,) = find_suspicious_names(str(kernel))
+    assert found == "a letter with more than 30 marks, which is not scanned"
+    kernel.write_text("import helper\n")
+    (kernel.parent / "helper.cu").write_text(f"// e{many} \nint a = other;")
+    (kernel.parent / "other.cu").write_text("int b;")
+    assert [each.name for each in gather_sources(str(kernel))] == ["it.py", "helper.cu", "other.cu"]

@@ -92,9 +92,12 @@ def command(
     if suite is None and (candidates or output or sample):
         got = "--candidates, --out or --sample without --suite"
         raise error("SL613", where="shiplap judge", got=got, expected="REFERENCE CANDIDATE, or --suite DIR")
-    if seconds <= 0 or rounds < 1 or tolerance < 0 or jobs < 1:
-        raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")
+    if jobs < 1:
+        raise error("SL613", where="shiplap judge", got=f"--jobs {jobs}", expected="a positive number")
     # All that can fail early is checked before the candidate starts, because a judgement may take a minute.
+    from shiplap.judge.options import JudgeOptions
+
+    JudgeOptions(seconds=seconds, rounds=rounds, tolerance=tolerance)
     console.require_device(device)
     for file in (html, statement, output):
         if file is not None:

@@ -213,7 +213,7 @@ def find_in_current_folder(name: str) -> None:
         if importlib.util.find_spec(package) is not None:
             return
     # A module is a folder, or a file with a suffix such as .py or .so.
-    if not ((here / package).is_dir() or any(here.glob(f"{glob.escape(package)}.*"))):
+    if "/" in package or not ((here / package).is_dir() or any(here.glob(f"{glob.escape(package)}.*"))):
         return
     if refused := append_module_folder(here, OWNED_FOLDER):
         raise error(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from shiplap.errors import error
 from shiplap.sandbox.request_errors import Timeout
 from shiplap.sandbox.supervisor import Bounds, SandboxedProcess
 
@@ -54,6 +56,14 @@ class JudgeOptions:
     timed: bool = True
     device: str = "cpu"
     bounds: Bounds = field(default_factory=Bounds)
+
+    def __post_init__(self) -> None:
+        """Raise ``SL613`` for a number without a meaning. Write ``cpu`` for each index of it, which are one device."""
+        if not (0 < self.seconds < math.inf and self.rounds >= 1 and 0 <= self.tolerance < math.inf):
+            got = f"seconds={self.seconds}, rounds={self.rounds}, tolerance={self.tolerance}"
+            raise error("SL613", where="judge", got=got, expected="finite numbers that are positive, or no tolerance")
+        if self.device.startswith("cpu:"):
+            object.__setattr__(self, "device", "cpu")
 
 
 class StepDeadline:

@@ -35,6 +35,20 @@ class JudgeTarget:
     home: str
     names: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """Raise ``SL501`` for a path that is no text: no message to another process can have it."""
+        try:
+            self.home.encode()
+        except UnicodeEncodeError:
+            raise error(
+                "SL501",
+                where=ascii(self.home),
+                what="the path of the target is not encoded in UTF-8",
+                got=ascii(self.home),
+                expected="a path whose bytes are UTF-8",
+                fix="rename the file or the folder",
+            ) from None
+
     @classmethod
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
         """Return where to find an object for a judgement.

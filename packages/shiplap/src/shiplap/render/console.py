@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shiplap.errors.foreign_text import REORDERING, replace_controls
+from shiplap.errors.foreign_text import NO_LETTERS, REORDERING, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}]")  # those that a JSON text may hold as they are
+NO_WIDTH = 80  # characters of a line where the environment says 0
+_IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}{NO_LETTERS}]")  # those that a JSON text may hold as they are
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -36,11 +37,14 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
                 yield Segment(text if control else replace_controls(text), style, control)
 
     # highlight would colour numbers and paths in texts that have a style of their own.
-    return PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    console = PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    if console.width < 1:  # some programs set COLUMNS to 0, and nothing would be printed
+        console.width = NO_WIDTH
+    return console
 
 
 def escape_json(text: str) -> str:
-    """Return the JSON ``text`` with an escape in place of each character that a terminal executes or that reorders
-    text. The escaped JSON represents the same value.
+    """Return the JSON ``text`` with an escape in place of each character that a terminal executes, that reorders text,
+    or that no stream can print. The escaped JSON represents the same value.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

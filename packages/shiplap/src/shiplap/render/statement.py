@@ -6,11 +6,10 @@ sigstore and ``ssh-keygen -Y sign`` sign such files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from shiplap import safe_io
 from shiplap.errors import writing
@@ -39,4 +38,6 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
         "predicate": predicate,
     }
     with writing(path, "the statement", "a path in an existing, writable directory"):
-        safe_io.write_whole(path, msgspec.json.format(msgspec.json.encode(statement), indent=1) + b"\n")
+        plain = json.loads(json.dumps(statement), parse_constant=lambda name: None)
+        text = json.dumps(plain, indent=1, ensure_ascii=False)
+        safe_io.write_whole(path, safe_io.encode_text(text + "\n"))

@@ -340,11 +340,18 @@ def _open_parent(path: str) -> tuple[int, str, Path, os.stat_result]:
 _numbers = count()
 
 
+def encode_text(text: str) -> bytes:
+    """Return ``text`` as UTF-8, with the escape of JSON and of Python for what UTF-8 does not have. The name of a file
+    in another encoding holds such letters.
+    """
+    return text.encode(errors="backslashreplace")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` as UTF-8 to ``path``. An existing file is emptied first. Raise the errors of
     ``open_for_writing``.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, encode_text(text))
 
 
 def append_text(path: str | os.PathLike[str], text: str) -> None:
@@ -353,7 +360,7 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
     """
     with os.fdopen(open_for_writing(path, append=True), "ab") as file:
         # One write to a file opened for appending: lines of several processes do not mix.
-        file.write(text.encode())
+        file.write(encode_text(text))
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:

@@ -72,8 +72,13 @@ CACHED_CODE |= {"_bootstrap_external", "_frozen_importlib_external"}
 NATIVE_COMPARED = re.compile(r"(?:[=!<>]=|(?<![<>-])[<>])\s*(\d{1,7})\b|\b(\d{1,7})\s*(?:[=!<>]=|[<>](?![<>]))")
 
 
+MOST_ON_A_LETTER = 30  # marks, as Unicode's stream-safe format has at most; sorting them takes quadratic time
+
+
 class ObscureText(SyntaxError):
-    """An error for a source in an encoding that is none of ``PLAIN_ENCODINGS``."""
+    """An error for a source that is not scanned: in an encoding that is none of ``PLAIN_ENCODINGS``, or with more than
+    ``MOST_ON_A_LETTER`` marks on one letter.
+    """
 
 
 def gather_sources(file: str) -> list[Path]:
@@ -104,7 +109,17 @@ def _words_of(text: str) -> set[str]:
     letter, and as Python reads strings, with the letters that are escaped.
     """
     plain = ESCAPED.sub(lambda found: _escaped_letter(*found.groups()), text) if "\\" in text else text
-    return {word for each in {text, plain, unicodedata.normalize("NFKC", text)} for word in re.findall(r"\w+", each)}
+    normal = text if _has_many_marks(text) else unicodedata.normalize("NFKC", text)
+    return {word for each in {text, plain, normal} for word in re.findall(r"\w+", each)}
+
+
+def _has_many_marks(text: str) -> bool:
+    """Return whether a letter of ``text`` has more than ``MOST_ON_A_LETTER`` marks. Python's parser and the normal
+    forms of Unicode sort them by their kinds, and would be busy for hours with a million of them.
+    """
+    first = {letter: unicodedata.normalize("NFKD", letter)[0] for letter in set(text) if not letter.isascii()}
+    marks = "".join(re.escape(letter) for letter, plain in first.items() if unicodedata.combining(plain))
+    return bool(marks) and re.search(f"[{marks}]{{{MOST_ON_A_LETTER + 1}}}", text) is not None
 
 
 def _escaped_letter(*groups: str | None) -> str:
@@ -190,9 +205,10 @@ def read_source(file: str | Path) -> bytes:
 
 def parse_source(content: bytes) -> ast.Module:
     """Return the syntax tree of the Python source ``content``. Raise ``ObscureText`` for an encoding in which it is not
-    scanned, and what ``ast.parse`` raises.
+    scanned and for a letter with many marks, and what ``ast.parse`` raises.
     """
-    _encoding_of(content)
+    if _has_many_marks(content.decode(_encoding_of(content), errors="replace")):
+        raise ObscureText(f"a letter with more than {MOST_ON_A_LETTER} marks, which is not scanned")
     return ast.parse(content)
 
 
@@ -249,7 +265,7 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     """Return a string ``line N: reason`` for each suspicious name in one Python file. The list is empty for a file that
     cannot be parsed. ``called`` are the names of its functions that other code calls.
 
-    A file that is too large, nested too deeply or in an obscure encoding is reported by a single string.
+    A file that is too large, nested too deeply or of obscure text is reported by a single string.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:
         return [f"more than {MAX_SOURCE_BYTES} bytes, which is not scanned"]
@@ -418,7 +434,7 @@ def compared_numbers(file: str) -> set[int]:
                 sides = [node.left, *node.comparators]
                 if not any(_counts_dims(side) for side in sides):
                     values = (v for side in sides for v in _flat(number_of(side)))
-                    numbers.update(int(v) for v in values if isinstance(v, (int, float)) and v == int(v))
+                    numbers.update(int(v) for v in values if isinstance(v, (int, float)) and v % 1 == 0)
     return {n for n in numbers if n > 0}
 
 

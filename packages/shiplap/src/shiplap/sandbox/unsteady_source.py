@@ -7,6 +7,7 @@ clock, by chance or by the number of its process, no number of these calls shows
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -228,7 +229,7 @@ def _amount(node: ast.expr, numbers: dict[str, float]) -> float | None:
     ):
         return None
     code = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
-    values = [abs(float(v)) for v in code if isinstance(v, (int, float))]
+    values = [float(min(abs(v), sys.float_info.max)) for v in code if isinstance(v, (int, float))]
     return max(values) if values and len(values) == len(code) else None
 
 
