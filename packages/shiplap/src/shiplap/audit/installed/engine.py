@@ -28,7 +28,7 @@ from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload, dispatch_keys
 
 Subject: TypeAlias = "Overload | LoadedLater"
-_RESTARTS = 60  # of a search whose calls end the process
+_RESTARTS = 150  # of a search whose calls end the process
 _STANDSTILLS = 3  # calls that reach a limit of time, after which the search is given up
 _DEATHS = 6  # after which the rest of the jobs of one level of an op is given up
 _WAITING = 10  # times as long as its processor time may be, the checks of one op also wait, as for a device
