@@ -10,13 +10,13 @@ import torch
 
 from shiplap.audit.installed.checks import call_op
 from shiplap.audit.installed.conditions import calls_that_meet
-from shiplap.audit.installed.descent import Descent
+from shiplap.audit.installed.descent import CRASHED, Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.places import Place, Property
-from shiplap.audit.installed.recipes import CallRecipe, TensorRecipe
-from shiplap.audit.installed.refusals import quotes
-from shiplap.audit.installed.search import SearchState
-from shiplap.scaffold.schema import SchemaField, SchemaForm
+from shiplap.audit.installed.recipes import CallRecipe, TensorRecipe, recipe_from_text
+from shiplap.audit.installed.refusals import has_no_kernel, quotes, ranks_in, refusal_form
+from shiplap.audit.installed.search import SearchState, search_calls, why_refused
+from shiplap.scaffold.schema import SchemaField, SchemaForm, parse_schema
 
 LONG, WORDS = "expected scalar type Long but found", {"float32": "Float", "int64": "Long", "int32": "Int"}
 
@@ -140,3 +140,138 @@ def test_a_condition_demands_no_huge_tensor(condition):
     assert not list(calls_that_meet(f"Expected {condition} to be true, but got false", call))
     possible = condition.replace(condition.split()[-1], "7")
     assert list(calls_that_meet(f"Expected {possible} to be true, but got false", call))
+
+
+def test_a_vector_takes_the_sum_of_the_sizes_that_a_message_lists():
+    def refuse(call: CallRecipe) -> str:
+        """Return torch's message of a split."""
+        size, (rows, columns) = call.arguments["x"].shape[0], [call.arguments[n] for n in ("rows", "columns")]
+        wanted = [a * b for a, b in zip(rows, columns, strict=False)]
+        return f"split_sizes must add up to {size}, but got split_sizes={wanted}" if sum(wanted) != size else ""
+
+    start = CallRecipe({"x": TensorRecipe("float32", (6,), 1), "rows": (40, 30), "columns": (50, 20)})
+    end, refusal, _ = walk(refuse, start)
+    assert (refusal, end.arguments["x"].shape) == ("", (2600,))
+
+
+def test_a_size_that_fits_no_value_leads_to_what_it_is_compared_with():
+    def refuse(call: CallRecipe) -> str:
+        """Return a message that wants more elements than a search makes, until the list is another one."""
+        wanted = [n * 1000 for n in call.arguments["parts"]]
+        return f"{call.arguments['x'].shape[0]} elements for parts of {wanted}" if sum(wanted) > 4000 else ""
+
+    end, refusal, _ = walk(refuse, CallRecipe({"x": TensorRecipe("float32", (6,), 1), "parts": (8, 9)}))
+    assert (refusal, sum(end.arguments["parts"]) <= 4) == ("", True)
+
+
+def test_a_check_that_was_passed_before_leads_a_walk_no_further():
+    """The number of elements of ``rate`` is at fault; each other change of a dtype fails an earlier check."""
+
+    def refuse(call: CallRecipe) -> str:
+        """Return the message of the first check that fails."""
+        for name in ("a", "b", "c"):
+            if call.arguments[name].dtype != "float32":
+                return f"expected scalar type Float but found {WORDS.get(call.arguments[name].dtype, 'Short')}"
+        return "a Tensor with 36 elements cannot be converted to Scalar" if call.arguments["rate"].shape else ""
+
+    start = CallRecipe({n: TensorRecipe("float32", (6, 6), 1) for n in ("a", "b", "c", "rate")})
+    end, refusal, calls = walk(refuse, start)
+    assert (refusal, end.arguments["rate"].shape, calls < 400) == ("", (), True)
+
+
+def test_a_walk_goes_on_from_a_call_that_ends_the_process():
+    """A kernel that has passed its checks follows indices, and reads beyond vectors of floats that are short."""
+
+    def refuse(call: CallRecipe) -> str:
+        """Return the message of the first check that fails, or of a crash behind them."""
+        x, rows = call.arguments["x"], call.arguments["rows"]
+        if rows.dtype != "int32":
+            return f"expected scalar type Int but found {WORDS.get(rows.dtype, 'Short')}"
+        return CRASHED if x.shape[0] < 100 or rows.low != rows.high else ""
+
+    end, refusal, _ = walk(
+        refuse, CallRecipe({"x": TensorRecipe("float32", (6,), 1), "rows": TensorRecipe("int64", (6,), 1, 0.0, 2.0)})
+    )
+    assert (refusal, end.arguments["rows"].low, end.arguments["x"].shape) == ("", 0, (1024,))
+
+
+def test_a_search_goes_on_from_the_last_step_of_a_walk_that_a_crash_has_ended():
+    torch.library.define("walked_ops::add", "(Tensor x, Tensor y) -> Tensor")
+    torch.library.impl("walked_ops::add", "CompositeExplicitAutograd", lambda x, y: x[:, None, None] + y[None])
+    op = torch.ops.walked_ops.add.default
+    form = parse_schema(op._schema)
+    step = CallRecipe({"x": TensorRecipe("float32", (5,), 1), "y": TensorRecipe("float32", (7, 7), 1)})
+    state, events = SearchState(), list[dict[str, object]]()
+    state.take({"kind": "walked", "call": repr(step), "refusal": "y must have 2 dims"})
+    search_calls(op, form, 0, 0.2, state, events.append)
+    tried = next(recipe_from_text(str(e["call"])) for e in events if e["kind"] == "try")
+    assert [n for n, t in tried.arguments.items() if t != step.arguments[n]] in (["x"], ["y"])
+    state.take({"kind": "walked", "call": repr(step), "refusal": ""})
+    assert state.walked is None
+    found = [str(e["call"]) for e in events if e["kind"] == "found"]
+    assert len(found) == len(set(found))
+
+
+def test_a_drawn_call_that_ends_the_process_is_where_a_search_goes_on():
+    state = SearchState()
+    call = CallRecipe({"x": TensorRecipe("float32", (2,), 1)})
+    for origin in (repr(None), repr(call)):
+        state.avoid({"call": repr(call), "origin": origin})
+    assert (state.frontier, state.refusals) == ([call], [CRASHED])
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("index_select(): Index is supposed to be a vector", [1]),
+        ("Dimension out of range (expected to be in range of [-1, 0], but got 1)", [2]),
+        ("Dimension specified as 0 but tensor has no dimensions", [1]),
+        ("mat1 must be a matrix, got 3-D tensor", [3, 2]),
+        ("the vector of sizes is empty", []),
+    ],
+)
+def test_words_name_numbers_of_dims(text, ranks):
+    assert ranks_in(text) == ranks
+
+
+def test_lists_of_numbers_in_a_message_are_of_one_form():
+    assert refusal_form("shape '[2, 3]' of 6") == refusal_form("shape '[4, 5, 6]' of 120")
+    assert refusal_form("shape '[2, 3]' of 6") != refusal_form("size '[2, 3]' of 6")
+
+
+def test_a_call_without_tensors_that_no_kernel_takes_ends_a_search():
+    torch.library.define("no_tensors::slot", "(int h) -> int")
+    with pytest.raises(NotImplementedError) as e:
+        torch.ops.no_tensors.slot(1)
+    assert has_no_kernel("no_tensors::slot.default", str(e.value))
+    assert not has_no_kernel("no_tensors::other.default", str(e.value))
+
+
+def test_lists_have_one_number_of_members_and_may_be_nested():
+    fields = (SchemaField("indices_group", "Tensor[]"), SchemaField("xs", "Tensor[]"), SchemaField("keys", "str[][]"))
+    draws = CallDraws(SchemaForm("a::b", "", fields, ()), 0)
+    made = [draws.first().arguments for _ in range(20)]
+    assert all(len(m["indices_group"]) == len(m["xs"]) for m in made)
+    assert {len(m["xs"]) for m in made} == {1, 2, 3}
+    assert all(isinstance(word, str) for m in made for words in m["keys"] for word in words)
+    assert {t.dtype for m in made for t in m["indices_group"]} == {"int64"}
+
+
+def test_an_op_that_always_returns_no_elements_has_a_call():
+    torch.library.define("empty_ops::made", "(Tensor x, int n) -> Tensor")
+    torch.library.impl("empty_ops::made", "CompositeExplicitAutograd", lambda x, n: x.new_empty(0))
+    op, events = torch.ops.empty_ops.made.default, list[dict[str, object]]()
+    search_calls(op, parse_schema(op._schema), 0, 0.1, SearchState(), events.append)
+    assert [e["results"] for e in events if e["kind"] == "found"] == [[("float32", [0])]]
+
+
+def test_a_kernel_that_fakes_run_in_place_of_a_missing_one_refuses_no_call():
+    def fails(x):
+        if x.is_meta:
+            raise RuntimeError("The tensor has a non-zero number of elements, but its data is not allocated yet.")
+        return x * 2
+
+    call = CallRecipe({"x": TensorRecipe("float32", (3,), 1)})
+    torch.library.define("fakeless_ops::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("fakeless_ops::twice", "CompositeExplicitAutograd", fails)
+    assert why_refused(torch.ops.fakeless_ops.twice.default, call) == ""

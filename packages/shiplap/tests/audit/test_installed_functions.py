@@ -418,6 +418,43 @@ def test_a_gradient_of_rounding_errors_is_not_compared_with_itself():
     assert checks.difference([torch.zeros(2)], wrong, floor=gradients.rounding_error([*wrong, *given]))
 
 
+def test_a_backward_that_is_another_one_in_each_call_is_one_finding():
+    class Counted(torch.autograd.Function):
+        calls = 0
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            Counted.calls += 1
+            return grad * Counted.calls
+
+    op, make = PythonFunction(Counted.apply), lambda: {"x": torch.ones(2, 3)}
+    assert gradients.check_gradient_mutation(op, make).startswith("the backward of an equal call returns something")
+    for check in (gradients.check_gradient_layout, gradients.check_autocast):
+        with pytest.raises(checks.NotApplicable, match="equal call"):
+            check(op, make)
+
+
+def test_an_argument_that_is_another_one_in_each_call_was_not_written_to():
+    made = []
+
+    def make():
+        made.append(None)
+        return {"x": torch.full((3,), float(len(made)))}
+
+    assert not gradients.check_gradient_mutation(PythonFunction(lambda x: x * 2), make)
+
+    def stored(x):
+        x.detach().mul_(2 if x.requires_grad else 1)
+        return x * 2
+
+    text = gradients.check_gradient_mutation(PythonFunction(stored), make)
+    assert text.startswith("a call whose arguments require gradients writes to x")
+
+
 def test_any_error_of_a_backward_is_a_finding():
     class Fails(torch.autograd.Function):
         @staticmethod

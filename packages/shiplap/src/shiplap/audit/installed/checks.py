@@ -152,9 +152,11 @@ def check_uninitialized(op: Any, make: Make) -> str:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        result = call_op(op, make())
+        result, again = call_op(op, make()), call_op(op, make())
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    if difference(again, result, 1e-3):  # the memory is not the cause
+        return ""
     problem = difference(result, expected, 1e-3)
     return problem and f"a result holds memory that was never written: {problem} once new memory is filled"
 
@@ -325,6 +327,8 @@ def check_compile(op: Any, make: Make) -> str:
         text = " ".join(str(e).split())
         if "no fake impl" in text or "Meta" in text or "fake" in text.lower() or "data-dependent" in text.lower():
             raise MissingRegistration("no fake implementation for compiled code") from e
+        if "output has alias annotations" in text:
+            raise MissingRegistration("no form without aliased results for compiled code") from e
         return f"a compiled call raises where an eager one does not: {type(e).__name__}: {text[:200]}"
     problem = difference(result, expected)
     return problem and f"a compiled call gives something else: {problem}"

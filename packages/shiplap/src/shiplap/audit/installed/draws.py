@@ -15,13 +15,13 @@ from shiplap.audit.installed.refusals import dtypes_in, numbers_in, ranks_in
 from shiplap.dtypes import DTYPES, preferred
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
-# Schemas state no meaning of an argument, so its name has to suggest the values.
-_INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
-_OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
-_LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
+# Schemas state no meaning of an argument, so the words of its name have to suggest the values.
+_INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|\bids?\b|roi ix|table", re.IGNORECASE)
+_OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu seq", re.IGNORECASE)
+_LENGTHS = re.compile(r"length|count|batch size per|repeats", re.IGNORECASE)
 _BOXES = re.compile(r"box|roi|coord|point|grid", re.IGNORECASE)
 _PATHS = re.compile(r"path|file", re.IGNORECASE)
-_MASKS = re.compile(r"mask|is_|has_", re.IGNORECASE)
+_MASKS = re.compile(r"mask|\bis |\bhas ", re.IGNORECASE)
 _DTYPES = preferred()
 _SCALARS: dict[str, tuple[Any, ...]] = {
     "int": (1, 2, 0, 4, 8, 3, 32, 64, 128),
@@ -87,16 +87,17 @@ class CallDraws:
         self.ranks: list[int] = []
 
     def first(self) -> CallRecipe:
-        """Return a random call in which tensors have one number of dims and one size. Scalars with defaults have these,
-        and optional arguments are None.
+        """Return a random call in which tensors have one number of dims and one size, and lists one number of members.
+        Scalars with defaults have these, and optional arguments are None.
         """
         if self.siblings and self.random.random() < 0.7:
             return self._from_sibling(self.random.choice(self.siblings))
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8, 1, 2))
         mixed = self.random.random() < 0.3  # tensors of different numbers of dims
+        count = self._count()
         return CallRecipe(
             {
-                a.name: self._argument(a, self.random.choice((1, 2, 3, 4)) if mixed else rank, size)
+                a.name: self._argument(a, self.random.choice((1, 2, 3, 4)) if mixed else rank, size, count)
                 for a in self.form.arguments
             }
         )
@@ -219,13 +220,16 @@ class CallDraws:
         named = [n for n in self.numbers[-6:] if 0 < n <= 128]
         return self.random.choice((*used, *used, *near, *ints, *named, *named, 1, 2, 3, 4, 5, 6, 8, 16))
 
-    def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
+    def _argument(
+        self, field: SchemaField, rank: int, size: int, count: int = 0, *, given: bool = False
+    ) -> ArgumentRecipe:
         """Return a random value for the argument ``field`` of the schema, as a scalar, a recipe of a tensor, a tuple of
         these, or None.
 
-        A tuple has as many members as the schema demands. Tensors have ``rank`` dims of size ``size``. If ``given`` is
-        false, an optional argument is None, and an argument with a default has this default. If ``given`` is true, an
-        optional argument is None in three of ten calls, and no default is used.
+        A tuple has as many members as the schema demands, or else ``count``, or a random number of them if that is 0.
+        Tensors have ``rank`` dims of size ``size``. If ``given`` is false, an optional argument is None, and an
+        argument with a default has this default. If ``given`` is true, an optional argument is None in three of ten
+        calls, and no default is used.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
@@ -234,10 +238,21 @@ class CallDraws:
             # A schema may say ``int mode=0.``, a default that its own type refuses.
             value = int(value) if isinstance(value, float) and field.kind in ("int", "SymInt") else value
             return tuple(value) if isinstance(value, list) else value
-        element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
-        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3, *self._counts())) if bracket else 0
-        made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
-        return tuple(made) if bracket else made[0]
+        return self._listed(field, field.kind.replace("?", ""), rank, size, count)
+
+    def _listed(self, field: SchemaField, kind: str, rank: int, size: int, count: int) -> ArgumentRecipe:
+        """Return a random value of the schema type ``kind`` for the argument ``field``: a tuple for a list, whose
+        members may be lists as well. The rest is as in ``_argument``.
+        """
+        element, bracket, length = kind.rpartition("[")
+        if not bracket:
+            return self._one(field, kind, rank, size)
+        members = int(length.rstrip("]") or 0) or count or self._count()
+        return tuple(self._listed(field, element, rank, size, count) for _ in range(members))
+
+    def _count(self) -> int:
+        """Return a random number of members of a list."""
+        return self.random.choice((1, 2, 3, *self._counts()))
 
     def _counts(self) -> list[int]:
         """Return numbers of members of a list to try: those that refusals have named lately, and one more, as the
@@ -268,7 +283,7 @@ class CallDraws:
         A name such as ``offsets`` gives ascending integers, for example. Other names give floats in ``rank`` dims of
         size ``size``. If ``dtype`` is not empty, it replaces the dtype.
         """
-        seed, name = self.random.randrange(1000), field.name
+        seed, name = self.random.randrange(1000), field.name.replace("_", " ")
         if _OFFSETS.search(name):
             return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size, device=self.device)
         if _LENGTHS.search(name):

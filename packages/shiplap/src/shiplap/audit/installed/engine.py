@@ -28,7 +28,7 @@ from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload, dispatch_keys
 
 Subject: TypeAlias = "Overload | LoadedLater"
-_RESTARTS = 60  # of a search whose calls end the process
+_RESTARTS = 150  # of a search whose calls end the process
 _STANDSTILLS = 3  # calls that reach a limit of time, after which the search is given up
 _DEATHS = 6  # after which the rest of the jobs of one level of an op is given up
 _WAITING = 10  # times as long as its processor time may be, the checks of one op also wait, as for a device
@@ -231,7 +231,7 @@ class OpAudit:
         this process, which has imported the package and called none of its ops. Their scripts are written to the folder
         of the request if there is one. If there is no call, ``unreached`` says why, unless it is empty.
         """
-        found = [*self._found.values()]
+        found = [f for f in self._found.values() if not self._is_repeated(f)]
         found += [self._crash] if self._crash and "crash" not in self._found else []
         for finding in (f for f in found if repr(f) not in self._shown):
             self._shown[repr(finding)] = self._show_again(finding)
@@ -253,6 +253,13 @@ class OpAudit:
             left,
             complete=len(self._left) == len(Level) or not self.state.found,
         )
+
+    def _is_repeated(self, finding: InstalledFinding) -> bool:
+        """Return whether another finding of the same call has the cause of this one: memory that was never written
+        holds something else in each call.
+        """
+        cause = self._found.get("uninitialized")
+        return finding.check == "repeat" and cause is not None and cause.arguments == finding.arguments
 
     def _show_again(self, finding: InstalledFinding) -> InstalledFinding | None:
         """Return ``finding`` if its script shows it again, and write the script. Return None if it does not."""

@@ -24,7 +24,14 @@ from shiplap.audit.installed.tensors import map_tensors, strided, tensors_in, tr
 
 # Errors by which a backward says that it has no derivative of its own.
 REFUSALS = (
-    *("not implemented", "not supported", "does not require grad", "no autograd", "once_differentiable"),
+    *(
+        "not implemented",
+        "not supported",
+        "does not support",
+        "does not require grad",
+        "no autograd",
+        "once_differentiable",
+    ),
     "donated buffers",  # torch's error in a compiled backward of which the graph is kept
 )
 
@@ -83,13 +90,29 @@ def rounding_error(tensors: list[torch.Tensor], eps: float = 0.0) -> float:
 
 def plain_gradients(op: Any, make: Make) -> list[torch.Tensor]:
     """Return the gradients of all inputs of a call, for contiguous gradients of its results. Raise ``NotApplicable`` if
-    the backward raises, which ``check_gradient`` reports.
+    the backward raises, which ``check_gradient`` reports, or if that of an equal call returns something else, which
+    ``check_gradient_mutation`` reports.
+    """
+    made = gradients_of_a_call(op, make)
+    if problem := unequal_gradients(op, make, made):
+        raise NotApplicable(f"the backward of an equal call returns something else: {problem}")
+    return made
+
+
+def gradients_of_a_call(op: Any, make: Make) -> list[torch.Tensor]:
+    """Return the gradients of all inputs of a call, for contiguous gradients of its results. Raise ``NotApplicable`` if
+    the backward raises.
     """
     inputs, results, _ = call_with_gradients(op, make)
     try:
         return gradients_of(results, inputs, drawn_like(results))
     except Exception as e:
         raise NotApplicable(f"the backward raises: {e}") from e
+
+
+def unequal_gradients(op: Any, make: Make, made: list[torch.Tensor]) -> str:
+    """Return how the gradients of one more equal call differ from ``made``, or an empty string if they are close."""
+    return difference(gradients_of_a_call(op, make), made, floor=rounding_error(made) if made else 0.0)
 
 
 def same_values(t: torch.Tensor) -> torch.Tensor:
@@ -127,13 +150,24 @@ def check_gradient_mutation(op: Any, make: Make) -> str:
     So does the call itself if it writes to an argument only because that requires a gradient, as to store the gradient
     there: an earlier node of the graph may have saved that argument for its own backward.
     """
-    plain_gradients(op, make)
-    without = make()
+    if problem := unequal_gradients(op, make, gradients_of_a_call(op, make)):
+        return f"the backward of an equal call returns something else: {problem}"
+    without, copies = make(), list[dict[str, Any]]()
+    plain = map_tensors(without, torch.clone)
     kept = {storage_place(t) for t in tensors_in(call_op(op, without))}
-    inputs, results, arguments = call_with_gradients(op, make)
+
+    def copied() -> dict[str, Any]:
+        """Return new arguments, after copies of them were stored."""
+        arguments = make()
+        copies.append(map_tensors(arguments, torch.clone))
+        return arguments
+
+    inputs, results, arguments = call_with_gradients(op, copied)
     for name, value in arguments.items():
-        returned = kept & {storage_place(t) for t in tensors_in(without[name])}
-        if not returned and (problem := difference(value, without[name], 0.0)):
+        # A call without gradients may write to its arguments as well, or return one.
+        returned = bool(kept & {storage_place(t) for t in tensors_in(without[name])})
+        usual = returned or bool(difference(without[name], plain[name], 0.0))
+        if not usual and (problem := difference(value, copies[-1][name], 0.0)):
             return f"a call whose arguments require gradients writes to {name}, which autograd does not see: {problem}"
     given = drawn_like(results)
     before = map_tensors(arguments, lambda t: t.detach().clone())

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from shiplap.audit.installed.recipes import ArgumentRecipe, CallRecipe, TensorRecipe
-from shiplap.audit.installed.refusals import dtypes_in, numbers_in, ranks_in
+from shiplap.audit.installed.refusals import dtypes_in, numbers_in, ranks_in, totals_in
 from shiplap.dtypes import floating, integers, preferred
 
 _DTYPES = tuple(dict.fromkeys((*floating()[:1], *integers(), *preferred())))  # in the order in which they are tried
 _MOST_SIZE = 128  # of a dim that is set to a number in a message
+_MOST_TOTAL = 4096  # of a vector that has as many elements as several tensors together
 _MOST_MEMBERS = 16
 
 
@@ -24,7 +25,7 @@ class Property(IntEnum):
     SIZE = 2
     COUNT = 3  # of members of a list
     NUMBER = 4
-    VALUES = 5  # of whole numbers: all of them are equal
+    VALUES = 5  # which are all equal, or -1 if they are not
     NUMEL = 6  # of a vector
 
 
@@ -59,7 +60,7 @@ class Place:
             Property.DTYPE: lambda t: str(t.dtype),
             Property.RANK: lambda t: len(t.shape),
             Property.SIZE: lambda t: int(t.shape[self.axis]),
-            Property.VALUES: lambda t: int(t.low),
+            Property.VALUES: lambda t: int(t.low) if t.low == t.high and t.last is None and not t.values else -1,
             Property.NUMEL: lambda t: math.prod(t.shape),
         }
         return read[self.kind](one)
@@ -92,11 +93,15 @@ class Place:
         """Return other values of the property, those that the message ``refusal`` suggests first."""
         numbers, own = numbers_in(refusal), self.value(call)
         near = [n + d for d in (0, 1, -1) for n in numbers]
+        totals = [n for n in totals_in(refusal) if 0 < n <= _MOST_TOTAL]
         sizes = [n for _, t in call.tensors() for n in t.shape]
         values: dict[Property, list[str | int]] = {
             Property.DTYPE: [*dtypes_in(refusal), *_DTYPES],
             Property.RANK: [*ranks_in(refusal), *(n for n in numbers if n < 5), 1, 2, 3, 0, 4],
-            Property.SIZE: [n for n in (*near, *sizes, *_small_numbers(call), 1, 2, 4) if 0 < n <= _MOST_SIZE],
+            Property.SIZE: [
+                *totals,
+                *(n for n in (*near, *sizes, *_small_numbers(call), 1, 2, 4) if 0 < n <= _MOST_SIZE),
+            ],
             Property.COUNT: [n for n in (*near, *_counts(call), 1, 2, 3) if 0 < n <= _MOST_MEMBERS],
             Property.NUMBER: [n for n in (*near, *sizes, 1, 2, 0, 4) if n <= _MOST_SIZE],
             Property.VALUES: [0, 1, 2, *(n for n in near if 0 <= n <= _MOST_SIZE)],
@@ -115,10 +120,22 @@ def places_of(call: CallRecipe) -> Iterator[Place]:
             yield Place(name, Property.DTYPE)
             yield Place(name, Property.RANK)
             yield from (Place(name, Property.SIZE, axis) for axis in range(len(one.shape)))
-            if one.dtype.startswith(("int", "uint")):
-                yield Place(name, Property.VALUES)
-        elif type(one) is int:
+            yield Place(name, Property.VALUES)
+        elif type(one) in (int, float):
             yield Place(name, Property.NUMBER)
+
+
+def whole_values_of(call: CallRecipe) -> list[Place]:
+    """Return the values of each tensor of whole numbers of ``call``, which may be indices."""
+    places = [p for p in places_of(call) if p.kind is Property.VALUES]
+    return [p for p in places if first_tensor(call, p).dtype.startswith(("int", "uint"))]
+
+
+def first_tensor(call: CallRecipe, place: Place) -> TensorRecipe:
+    """Return the tensor, or the first one of the list, that has the property ``place``."""
+    value = call.arguments[place.name]
+    one: TensorRecipe = value[0] if isinstance(value, tuple) else value
+    return one
 
 
 def _with_size(t: TensorRecipe, axis: int, size: int) -> TensorRecipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from shiplap.dtypes import DTYPES, preferred
@@ -17,6 +18,7 @@ NO_KERNEL_INSIDE = re.compile(r"Could not run '[\w:.]+' with arguments from the 
 _MISSING_KERNEL = re.compile(
     r"Could not run '(?P<op>[^']+)' with arguments from the '(?!Quantized|Sparse|Nested|Mkldnn)\w+' backend"
 )
+_NO_FALLBACK = re.compile(r"no tensor arguments .* no fallback function is registered for schema (?P<op>[\w:.]+\w)")
 # Errors of kernels, which a dtype or a single argument may also cause.
 REFUSES_DEVICE = re.compile(
     r"not supported (by|on) (the )?CPU\b|must be a (GPU|CUDA)\b.{0,40} tensor; it is currently on device CPU|"
@@ -33,6 +35,9 @@ _LOG_HEAD = re.compile(r"\[[FE]\d{4} [\d:.]+ +(\d+ +)?")
 _DTYPES = preferred()
 # As torch's C++ names them in errors, such as Long.
 _NAMED_DTYPES = {row.aten.removeprefix("k").lower(): row.name for row in DTYPES.values() if row.aten}
+_DIMENSION = re.compile(r"Dimension (?:out of range .*but got|specified as) (\d)\b")
+_RANKS = {"scalar": 0, "vector": 1, "matrix": 2}
+_NUMBERS_IN_BRACKETS = re.compile(r"[\[(](\d{1,4}(?:, ?\d{1,4})*)[\])]")
 _TOKENS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -42,17 +47,17 @@ def without_time(text: str) -> str:
 
 
 def refusal_form(text: str) -> str:
-    """Return the message ``text`` of an exception with its numbers and names of dtypes replaced, cut after 200
-    characters. Messages that one line of the op raises then become equal.
+    """Return the message ``text`` of an exception with its numbers, lists of numbers and names of dtypes replaced, cut
+    after 200 characters. Messages that one line of the op raises then become equal.
     """
-    return re.sub(r"[-\d.]+", "#", _TYPE_WORDS.sub("@", text))[:200]
+    return re.sub(r"[-\d.]+(, ?[-\d.]+)*", "#", _TYPE_WORDS.sub("@", text))[:200]
 
 
 def has_no_kernel(op: str, refusal: str) -> bool:
-    """Return whether ``refusal`` says that the op ``op`` has no kernel for the device of its arguments. The
-    dispatcher's error may also come from another op inside of it.
+    """Return whether ``refusal`` says that the op ``op`` has no kernel for the device of its arguments, or for a call
+    without tensors. The dispatcher's error may also come from another op inside of it.
     """
-    missing = _MISSING_KERNEL.search(refusal)
+    missing = _MISSING_KERNEL.search(refusal) or _NO_FALLBACK.search(refusal)
     own = missing is not None and missing["op"] == op.removesuffix(".default")
     return own or bool(_NO_DEVICE.search(refusal))
 
@@ -79,16 +84,26 @@ def dtype_of_word(word: str) -> str:
 
 
 def ranks_in(refusal: str) -> list[int]:
-    """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D" or "4 dims". A
-    number in "but tensor has 0" or "found 4" is one, too.
+    """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D", "4 dims" or "a
+    vector". A number in "but tensor has 0" or "found 4" is one, too.
     """
     named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|(?:tensor has|found) ([0-5])\b", refusal, re.IGNORECASE)
-    return list(dict.fromkeys(int(a or b) for a, b in named))
+    named += [(str(int(n) + 1), "") for n in _DIMENSION.findall(refusal)]  # a dim with this index has to exist
+    words = [rank for word, rank in _RANKS.items() if re.search(rf"\ba {word}\b", refusal, re.IGNORECASE)]
+    return list(dict.fromkeys([*(int(a or b) for a, b in named), *words]))
 
 
 def numbers_in(refusal: str) -> list[int]:
     """Return the whole numbers of up to four digits in the message of an exception, each of them once."""
     return list(dict.fromkeys(int(w) for w in re.findall(r"\b\d{1,4}\b", without_time(refusal))))
+
+
+def totals_in(refusal: str) -> list[int]:
+    """Return the sum and the product of each list of whole numbers in the message of an exception, as one tensor may
+    have to have as many elements as sizes in brackets add up to, or as a shape has.
+    """
+    lists = [[int(n) for n in found.split(",")] for found in _NUMBERS_IN_BRACKETS.findall(refusal)]
+    return list(dict.fromkeys(total for numbers in lists for total in (sum(numbers), math.prod(numbers))))
 
 
 def quotes(refusal: str, other: str, value: str | int, changed: str | int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from shiplap.audit.child_process import ChildEvent, SendEvent
 from shiplap.audit.installed.checks import NotApplicable, call_op, on_cpu_alone
-from shiplap.audit.installed.descent import Descent
+from shiplap.audit.installed.descent import CRASHED, Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text
@@ -27,10 +27,13 @@ from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
 _NO_ARGUMENT = "no such argument"
+EMPTY = "an empty result"
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 _PATIENCE = 5.0  # seconds of processor time of one call of a search on the CPU
 _MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
+_MOST_CRASHES_OF_STEP = 24  # of those from the last call of a walk, which tries each property
+_MOST_CRASHED = 3  # calls that have ended a process from which others are made
 _WAITING = 20  # times as long as its processor time may be, a search also waits, as for a network
 
 
@@ -40,7 +43,8 @@ class SearchState:
 
     ``found`` are the calls that the op took, and ``frontier`` the calls whose refusals were new. ``refusals`` are these
     refusals, in the same order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them
-    by the text of the call from which they were made. ``siblings`` are calls that other ops of the package took.
+    by the text of the call from which they were made. ``walked`` is the last call of a walk from refusal to refusal
+    that has not ended, with its refusal. ``siblings`` are calls that other ops of the package took.
     ``device`` is the type of the device of the tensors.
     """
 
@@ -51,22 +55,32 @@ class SearchState:
     refusals: list[str] = field(default_factory=list)
     avoided: set[str] = field(default_factory=set)
     crashes: dict[str, int] = field(default_factory=dict)
+    walked: tuple[CallRecipe, str] | None = None
     absent: str = ""
 
     def take(self, event: ChildEvent) -> None:
-        """Store the event of a search: a call that was taken, a new refusal, or the absence of a kernel."""
+        """Store the event of a search: a call that was taken, a new refusal, a step of a walk or its end, or the
+        absence of a kernel.
+        """
         if event["kind"] == "found":
             results = tuple((dtype, tuple(shape)) for dtype, shape in event["results"])
             self.found.append(TakenCall(event["op"], recipe_from_text(event["call"]), results))
         elif event["kind"] == "refused":
             self.refusals.append(event["refusal"])
             self.frontier.append(recipe_from_text(event["call"]))
+        elif event["kind"] == "walked":
+            self.walked = (recipe_from_text(event["call"]), event["refusal"]) if event["refusal"] else None
         elif event["kind"] == "absent":
             self.absent = event["reason"]
 
     def avoid(self, tried: ChildEvent) -> None:
-        """Store that the call of the event ``tried`` ended the process, so that it is not made again."""
+        """Store that the call of the event ``tried`` ended the process, so that it is not made again. Searches begin
+        from few of those that were drawn as a whole.
+        """
         self.avoided.add(tried["call"])
+        if tried["origin"] == repr(None) and self.refusals.count(CRASHED) < _MOST_CRASHED:
+            self.refusals.append(CRASHED)
+            self.frontier.append(recipe_from_text(tried["call"]))
         self.crashes[tried["origin"]] = self.crashes.get(tried["origin"], 0) + 1
 
     @property
@@ -164,6 +178,8 @@ class _CallSearch:
         self.forms = set(map(refusal_form, state.refusals))
         self.followed: set[str] = set()  # calls from which a walk has begun or at which one has ended
         self.kinds, self.left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
+        self.kept = {repr(t.call) for t in state.found}
+        self.empty: CallRecipe | None = None  # the last call whose results have no elements
         # Time of the processor, so that other work on the machine does not shorten the search. The import of a package
         # does not count, which a process that was not forked from one with the package has made.
         self.since, self.latest = used_seconds(), time.monotonic() + _WAITING * seconds
@@ -175,31 +191,48 @@ class _CallSearch:
     def run(self) -> None:
         """Make calls until enough were taken, time is over, or the op takes none at all."""
         draws, crashes = self.draws, self.state.crashes
+        # A call of the walk of an earlier process has ended that process.
+        if (walked := self.state.walked) and crashes.get(repr(walked[0]), 0) < _most_crashes(CRASHED):
+            self._walk(*walked)
         while self.is_open():
-            usable = [c for c in self.frontier[-_FRONTIER:] if crashes.get(repr(c[0]), 0) < _MOST_CRASHES]
+            usable = [c for c in self.frontier[-_FRONTIER:] if crashes.get(repr(c[0]), 0) < _most_crashes(c[1])]
             source, why = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else (None, "")
             if source is None:
                 self.attempt(draws.first(), None)
             elif why and repr(source) not in self.followed:
-                self.followed.add(repr(source))
-                call, refusal = Descent(self.attempt, self.is_open, draws.random).walk(source, why)
-                if refusal and call != source:
-                    self.followed.add(repr(call))
-                    self.frontier.append((call, refusal))
+                self._walk(source, why)
             else:
                 self.attempt(draws.changed(source), source)
+        # Some ops return no elements on a device that they are not made for.
+        if not self.kept and self.empty is not None and self.forms == {EMPTY}:
+            self._keep(self.empty)
+
+    def _walk(self, source: CallRecipe, why: str) -> None:
+        """Walk from refusal to refusal, from the call ``source``, which was refused by the message ``why``."""
+
+        def moved(call: CallRecipe, refusal: str) -> None:
+            """Send a step, so that a search whose call ends the process goes on from it."""
+            self.send({"kind": "walked", "call": repr(call), "refusal": refusal[:400]})
+
+        self.followed.add(repr(source))
+        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, moved).walk(source, why)
+        moved(call, "")
+        if refusal and call != source:
+            self.followed.add(repr(call))
+            self.frontier.append((call, refusal))
 
     def attempt(self, call: CallRecipe, source: CallRecipe | None) -> str | None:
         """Make ``call``, which was made from ``source``, and return why it is refused: "" if it is taken, and None if
-        it is not made or says nothing about other arguments.
+        its refusal says nothing about other arguments. A call that has ended a process is not made again.
         """
         if repr(call) in self.state.avoided:
-            return None
+            return CRASHED
         self.send(_tried(call, "guarded", source, self.since))
         refusal = why_refused(self.op, call)
         if not refusal:
             self._keep(call)
             return refusal
+        self.empty = call if refusal == EMPTY else self.empty
         # No change of the arguments gives the op a kernel for the device, so the search ends.
         if has_no_kernel(self.form.name, refusal):
             self._end(f"no kernel for {device_name(self.draws.device)}: {refusal}")
@@ -221,16 +254,24 @@ class _CallSearch:
         self.left = 0
 
     def _keep(self, call: CallRecipe) -> None:
-        """Store a call that the op has taken. Few calls are wanted, so those that repeat known dtypes and ranks are
-        mostly dropped.
+        """Store a call that the op has taken, unless it is known. Few calls are wanted, so those that repeat known
+        dtypes and ranks are mostly dropped.
         """
+        if repr(call) in self.kept:
+            return
         self.frontier.append((call, ""))
         if _kind_of_call(call) not in self.kinds or self.draws.random.random() < 0.1:
             self.kinds.add(_kind_of_call(call))
+            self.kept.add(repr(call))
             self.left -= 1
             self.send(_found(self.op, self.form, call))
         if not self.form.arguments:
             self.left = 0  # there is one call
+
+
+def _most_crashes(refusal: str) -> int:
+    """Return how many of the calls that are made from a call with this ``refusal`` may end a process."""
+    return _MOST_CRASHES_OF_STEP if refusal == CRASHED else _MOST_CRASHES
 
 
 def _kind_of_call(call: CallRecipe) -> str:
@@ -262,7 +303,7 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded", *, by_fake: bo
     made = tensors_in(result)
     # An op without tensors in its result returns a number, or writes to an argument.
     if made and not any(t.numel() for t in made):
-        return "an empty result"
+        return EMPTY
     if result is None and not any(tensors_in(v) for v in arguments.values()):
         return "no result"
     return _why_fake_refuses(op, evaluate(call.texts())) if by_fake else ""
@@ -282,7 +323,7 @@ def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
         if cause is None or type(cause) not in (RuntimeError, ValueError, TypeError, IndexError):
             return ""
         # Such an error means that there is no fake implementation, or that it works only in a trace.
-        if on_cpu_alone(cause) or "meta" in str(cause) or "get_ctx" in str(cause):
+        if on_cpu_alone(cause) or any(word in str(cause) for word in ("meta", "get_ctx", "data is not allocated")):
             return ""
         return f"its fake implementation: {cause}"
     return ""
