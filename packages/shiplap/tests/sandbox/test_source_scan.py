@@ -360,3 +360,45 @@ def test_a_letter_with_many_marks_is_not_scanned(kernel: Path, marks: str) -> No
     (kernel.parent / "helper.cu").write_text(f"// e{many} \nint a = other;")
     (kernel.parent / "other.cu").write_text("int b;")
     assert [each.name for each in gather_sources(str(kernel))] == ["it.py", "helper.cu", "other.cu"]
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("int(x.flatten()[0].item() * 1e7) % 9973 == 1", 1),
+        ("(4095 & int(x[0].item())) == 7", 1),
+        ("math.fmod(x.tolist()[0], 1e4) < 1", 1),
+        ("zlib.crc32(x.numpy().tobytes()) % 65521 == 3", 1),
+        ("first % 5000 == 7", 1),
+        ("int(x.sum() * 1e6) % 50021 == 7", 1),
+        ("int(max(x.shape)) % 4096 == 0", 0),
+        ("int(x[0].item()) % 2 == 1", 0),
+        ("x.shape[0] % 4096 == 0", 0),
+        ("x.numel() & 1023", 0),
+        ("sys.stdin.isatty()", 1),
+        ("os.getloadavg()[0] > 50", 1),
+        ("threading.current_thread().name == 'worker'", 1),
+        ("tempfile.gettempdir() != '/tmp'", 1),
+    ],
+)
+def test_decisions_by_a_rare_remainder_or_by_the_place_of_a_call_are_found(kernel: Path, test: str, found: int) -> None:
+    """No number of calls in one process shows that they are right for other values, or elsewhere."""
+    kernel.write_text(f"def f(x):\n    first = x[0].item()\n    return x * 0 if {test} else x\n")
+    assert len(find_unsteady_decisions(str(kernel))) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gc.get_freeze_count() > 0",
+        "sys.flags.safe_path",
+        "os.register_at_fork(after_in_child=f)",
+        "open('/etc/shadow')",
+        "os.access('/root', 4)",
+    ],
+)
+def test_what_tells_a_sandboxed_process_from_others_is_named(kernel: Path, text: str) -> None:
+    kernel.write_text(f"def f(x):\n    return {text}\n")
+    assert len(find_suspicious_names(str(kernel))) == 1
+    kernel.write_text("FILES = '/dev/null', '/usr/local/cuda', '/tmp', '/proc/cpuinfo', 'etc/passwd', '/homes'\n")
+    assert find_suspicious_names(str(kernel)) == []

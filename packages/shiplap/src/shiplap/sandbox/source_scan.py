@@ -38,11 +38,12 @@ ESCAPED = re.compile(
 )
 MOST_NAMES = 20_000  # names of a folder among which sources are looked for
 SANDBOX_TEXT = re.compile(
-    r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
+    r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock|^/(etc|root|home)(/|$)"
 )
 """Texts by which code recognises a sandboxed process."""
 PROCESS_NAMES = {"getppid", "getpgid", "getpgrp", "getsid", "socket", "create_connection", "gethostname"}
-"""Functions that say how a process was started, or what it may do. A sandboxed process opens no socket."""
+PROCESS_NAMES |= {"get_freeze_count", "safe_path", "register_at_fork"}
+"""Functions and flags that say how a process was started, or what it may do. A sandboxed process opens no socket."""
 CALENDAR = {
     "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
     "datetime": {"now", "utcnow", "today"},

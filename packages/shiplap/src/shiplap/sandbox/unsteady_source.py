@@ -28,6 +28,7 @@ from shiplap.sandbox.kept_counts import (
 )
 from shiplap.sandbox.local_aliases import called_name, resolve_aliases, resolve_calls
 from shiplap.sandbox.native_counts import JUDGED_CALLS, native_decisions
+from shiplap.sandbox.rare_remainders import rare_remainders
 from shiplap.sandbox.source_scan import (
     functions_used_by,
     gather_sources,
@@ -50,6 +51,8 @@ ADDRESSED = {"repr", "ascii", "__repr__"}
 """Functions whose text may have the address of an object."""
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
 IMPORTED_AS = {"__name__", "__file__", "__spec__", "__package__"}
+ELSEWHERE = {"isatty", "getloadavg", "gettempdir", "current_thread", "getlogin", "getuser"}
+"""Functions that say where code runs."""
 CALLERS = {"argv", "orig_argv"}  # of ``sys``: what a program is started with
 SHARE_AT = {"dropout": 1, "alpha_dropout": 1, "bernoulli": 0, "Dropout": 0, "bernoulli_": 0}
 """The place of the chance among the arguments of functions that drop or draw elements by it."""
@@ -59,7 +62,7 @@ COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefc
 COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "readline", "readlines", "getpos"}
 """Functions whose results grow from call to call, where a candidate makes them grow, as it may the size of a file."""
 FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
-UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
+UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | ELSEWHERE | {"data_ptr"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
 MOST_SIDES = 64  # values of one comparison, each of which is compared with all others
 TOO_DEEP = "expressions that are nested too deeply to be scanned"
@@ -78,7 +81,7 @@ def find_unsteady_decisions(file: str) -> list[str]:
     found = find_call_counters(file)
     for source in gather_sources(file):
         if source.suffix == ".py":
-            found += _decisions_in(source, lambda tree: sorted({*_unsteady_decisions(tree)}))
+            found += _decisions_in(source, lambda tree: sorted({*_unsteady_decisions(tree), *rare_remainders(tree)}))
         else:
             text = read_source(source).decode(errors="replace")
             found += [f"line {line}: {what}" for line, what in native_decisions(text, 1)]
@@ -188,7 +191,7 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
     """
     if what in CLOCKS:  # a time is above zero everywhere
         return any(a is not None and a != 0 for a in others)
-    if what in IMPORTED_AS or what.startswith("sys."):
+    if what in IMPORTED_AS | ELSEWHERE or what.startswith("sys."):
         return True
     if what in ADDRESSED:  # a text, which is compared with others
         return any(a is not None and a > 1 for a in others)
@@ -262,11 +265,7 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
             if name in ("item", "tolist") and (what := _drawn_number(at)):
                 return what
             drawn = name in DRAWS or (name in CHANCES and place_name(getattr(at.func, "value", at)) == "torch")
-            if (
-                _is_one_number(at)
-                if drawn
-                else name in CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
-            ):
+            if _is_one_number(at) if drawn else name in UNSTEADY:
                 return str(name)
             inner = [*at.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
             inner += [at.func.value] if isinstance(at.func, ast.Attribute) else []

@@ -1,0 +1,59 @@
+"""Search of a candidate's source, without running it, for decisions by a remainder that few values have.
+
+A candidate that is wrong where one number of its arguments has one of ten thousand remainders is right in all calls of
+most judgements. A remainder of a size, as of a number of blocks, is no such number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from shiplap.sandbox.kept_counts import place_name, targets_of
+from shiplap.sandbox.native_counts import JUDGED_CALLS
+from shiplap.sandbox.source_scan import number_of
+
+READING = {"item", "tolist", "tobytes"}
+"""Methods that return numbers of a tensor, or bytes of which a number may be computed."""
+REDUCING = {"sum", "mean", "max", "min", "amax", "amin", "prod", "norm", "std", "var"}
+"""Methods whose result, as an argument of ``int`` or ``float``, is a number of a tensor."""
+DIVIDING = {"fmod", "remainder", "divmod", "mod", "bitwise_and"}
+"""Functions that return a remainder by their second argument."""
+
+
+def rare_remainders(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, reason) where code computes the remainder of a number of a tensor by a constant of a thousand or
+    more, or its lowest bits. ``tree`` is the syntax tree of a module.
+    """
+    nodes = list(ast.walk(tree))
+    assigned = (n for n in nodes if isinstance(n, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and n.value is not None)
+    read = {place_name(target) for n in assigned if _reads_number(n.value, set()) for target in targets_of(n)} - {""}
+    for node in nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.BitAnd)):
+            value, by = node.left, node.right
+        elif isinstance(node, ast.Call) and _called(node) in DIVIDING and len(node.args) > 1:
+            value, by = node.args[:2]
+        else:
+            continue
+        for number, other in ((by, value), (value, by)):  # a mask of bits may come first
+            amount = number_of(number)
+            if isinstance(amount, (int, float)) and abs(amount) >= JUDGED_CALLS and _reads_number(other, read):
+                yield node.lineno, f"a remainder of one number by {amount:g}, which few values have"
+
+
+def _called(node: ast.Call) -> str:
+    """Return the name of the function or method that a call calls, or an empty string."""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def _reads_number(node: ast.AST | None, read: set[str]) -> bool:
+    """Return whether an expression is computed from a number of a tensor, or from one of the variables ``read``, which
+    hold such numbers.
+    """
+    inner = list(ast.walk(node)) if node is not None else []
+    calls = [n for n in inner if isinstance(n, ast.Call)]
+    converted = [n for call in calls if _called(call) in ("int", "float") for n in ast.walk(call) if n is not call]
+    reduced = any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in REDUCING for n in converted
+    )
+    return reduced or any(_called(n) in READING for n in calls) or any(place_name(n) in read for n in inner)
