@@ -21,6 +21,14 @@ def wrapped():
     return outer
 
 
+def exchange(table, one, other):
+    """Exchange two names of a table, whose values stay as they are, in their order. A second time undoes it."""
+    items = [({one: other, other: one}.get(name, name), value) for name, value in table.items()]
+    table.clear()
+    for name, value in items:
+        table[name] = value
+
+
 def test_a_default_and_a_keyword_are_parts(monkeypatch):
     parts = FunctionParts.of(kept)
     assert not parts.changed_part()
@@ -81,8 +89,25 @@ def test_modules_and_classes_are_compared_together(monkeypatch):
         assert not block.intact
         monkeypatch.undo()
         assert block.intact
+    for table, other in ((vars(module), "outer"), (module.table, "moved")):
+        exchange(table, "kept", other)
+        assert not block.intact
+        exchange(table, "kept", other)
+        assert block.intact
     Scaled.__bases__ = (second,)
     assert not block.intact
+
+
+def test_functions_that_change_their_names_are_replaced():
+    module = ModuleType("scaling")
+    vars(module).update(kept=kept, outer=wrapped(), table={"kept": kept, "join": os.path.join})
+    owner = _FunctionOwner.of("scaling", module)
+    exchange(module.table, "kept", "join")
+    assert owner.changed() == ["scaling.table[join]"]
+    exchange(module.table, "kept", "join")
+    assert not owner.changed()
+    exchange(vars(module), "kept", "outer")
+    assert owner.changed() == ["scaling.kept", "scaling.outer"]
 
 
 def test_an_empty_cell_is_a_change():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -12,13 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from shiplap.errors import ShiplapError
 from shiplap.sandbox import launcher_pool as module
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.launcher_pool import IdleLauncher, LauncherPool
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
 from shiplap.sandbox.protocol import Done, ImportModule, LoadTarget
 from shiplap.sandbox.request_errors import ProcessEnded
-from shiplap.sandbox.supervisor import SandboxedProcess
+from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
 
 
 @pytest.fixture(scope="module")
@@ -332,3 +334,15 @@ def test_nobody_else_is_served_while_it_is_taken(keeper):
         other.start()
     keeper.leave(other)
     assert keeper.pid == one.pid
+
+
+def test_a_temporary_folder_whose_path_is_no_text_is_named(tmp_path, monkeypatch):
+    """It is in each request for a process."""
+    folder = tmp_path / os.fsdecode(b"k\xff")
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with SandboxLauncher() as launcher, pytest.raises(ShiplapError) as e:
+        launcher.start()
+    assert (e.value.id, e.value.where) == ("SL617", "TMPDIR")
+    assert r"k\udcff/shiplap-run-judge-" in e.value.got
+    assert not list(folder.iterdir())

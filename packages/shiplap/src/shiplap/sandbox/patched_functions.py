@@ -148,9 +148,8 @@ class _FunctionOwner(NamedTuple):
 
     @property
     def untouched(self) -> bool:
-        """Whether the module or class still has the same attribute objects in the same order."""
-        now = vars(self.value)
-        return len(now) == len(self.held) and all(map(is_, now.values(), self.held.values()))
+        """Whether the module or class still has the same attribute objects under the same names in the same order."""
+        return _is_same_table(vars(self.value), self.held)
 
     @property
     def bases_now(self) -> tuple[type, ...]:
@@ -226,13 +225,20 @@ class _FunctionOwner(NamedTuple):
         told = []
         for name, before in self.tables.items():
             now = vars(self.value).get(name)
-            if type(now) is not dict or (len(now) == len(before) and all(map(is_, now.values(), before.values()))):
+            if type(now) is not dict or _is_same_table(now, before):
                 continue
             other = [
                 k for k, v in list(now.items()) if _is_function(v) and not is_trusted_replacement(before.get(k), v)
             ]
             told += [f"{self.name}.{name}[{str(k)[:40]}]" for k in other if k in before or _is_shared(k)]
         return told
+
+
+def _is_same_table(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Return whether two tables have the same keys and the same values, as objects, in the same order. A candidate can
+    fill a table anew, with the values in their order under other names.
+    """
+    return len(now) == len(before) and all(map(is_, now.values(), before.values())) and all(map(is_, now, before))
 
 
 _bases, _values = attrgetter("__bases__"), methodcaller("values")
@@ -257,15 +263,18 @@ class _OwnerBlock:
         self._tables += [owner.held[name] for owner in owners for name in owner.tables]
         self._tables += [part.function.__kwdefaults__ for part in parts if part.keywords]
         self._lengths, self._held = [*map(len, self._tables)], self._read()
+        self._keys = [*chain.from_iterable(self._tables)]
 
     @property
     def intact(self) -> bool:
         """Whether the block consists of the same objects as at first: the attributes of each module and class, the
-        parts of each function, and the entries of each table. If not, that may be no fault.
+        parts of each function, and the entries of each table, with their keys. If not, that may be no fault.
         """
         now = self._read()
         same = len(now) == len(self._held) and [*map(len, self._tables)] == self._lengths
-        return same and all(map(is_, now, self._held))
+        if not same or not all(map(is_, now, self._held)):
+            return False
+        return all(map(is_, chain.from_iterable(self._tables), self._keys))
 
     def _read(self) -> list[Any]:
         """Return all objects of which the block consists at present.

@@ -23,7 +23,6 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from shiplap.errors import error
 from shiplap.sandbox.device_memory import HANDLE_BYTES
 from shiplap.sandbox.process_memory import make_sealed_file
 
@@ -433,20 +432,8 @@ class RunBatch(Request[BatchCalled], frozen=True):
 
 
 def pack_message(message: Message) -> bytes:
-    """Return a message as bytes for the connection. They are the length of its body, then the body in msgpack. Raise
-    ``SL617`` for a path in it that is no text.
-    """
-    try:
-        body = msgspec.msgpack.encode(message)
-    except UnicodeEncodeError as e:
-        raise error(
-            "SL617",
-            where="sandbox",
-            what="a message to a sandboxed process would have a path that is not encoded in UTF-8",
-            got=ascii(e.object),
-            expected="paths whose bytes are UTF-8",
-            fix="set TMPDIR to a folder of another name if 'got' is a temporary folder. Otherwise rename the folder",
-        ) from None
+    """Return a message as bytes for the connection. They are the length of its body, then the body in msgpack."""
+    body = msgspec.msgpack.encode(message)
     return MESSAGE_HEAD.pack(len(body)) + body
 
 

@@ -7,6 +7,20 @@ import io
 import os
 import tempfile
 
+from shiplap.errors import error
+
+
+def require_text_path(folder: str) -> None:
+    """Raise ``SL617`` if the path of the temporary folder ``folder`` is not encoded in UTF-8: no message to a sandboxed
+    process can have it.
+    """
+    try:
+        folder.encode()
+    except UnicodeEncodeError:
+        what, expected = "the path of the temporary folder is not encoded in UTF-8", "a path whose bytes are UTF-8"
+        fix = "set TMPDIR to a folder of another name"
+        raise error("SL617", where="TMPDIR", what=what, got=ascii(folder), expected=expected, fix=fix) from None
+
 
 def scratch_environment(scratch: str) -> dict[str, str]:
     """Return the environment variables by which programs and libraries put their files into the folder ``scratch``."""

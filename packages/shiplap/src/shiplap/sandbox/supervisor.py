@@ -50,7 +50,7 @@ from shiplap.sandbox.protocol import (
 )
 from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout, UnsupportedArguments
 from shiplap.sandbox.resource_use import ResourceUse
-from shiplap.sandbox.scratch_folder import open_unnamed_file, read_last_line, scratch_environment
+from shiplap.sandbox.scratch_folder import open_unnamed_file, read_last_line, require_text_path, scratch_environment
 
 # Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
 # files of all processes, which takes milliseconds.
@@ -246,6 +246,7 @@ class SandboxLauncher:
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder, self._lock = work_folders.make_work_folder("judge")
+        require_text_path(self.folder)
         ours, theirs = socket.socketpair()
         self._start_process(theirs)
         theirs.close()
