@@ -11,10 +11,11 @@ call to the output, and those of the stage that predicts. Starting the processes
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
-and predict one after the other. Before them surveys in one process predict all tiles, in groups and one by one, so that
-no survey that counts compiles kernels. The first one would do it for all, also in the middle of its tiles, where
-smaller ones need others. The rate is that of the tiles from four tenths of them on, without the last twentieth: then
-all kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
+and predict one after the other, so that no rate has the start of a process, and none checks its model. Before them
+surveys in one process predict all tiles, in groups and one by one, so that no survey that counts compiles kernels. The
+first one would do it for all, for seconds at a time also in the middle of its tiles, where numbers of voxels are the
+first multiples of 16. The rate is that of the tiles from a quarter of them on, without the last twentieth: then all
+kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
 processor for a tile. Exit status 1 if a class is another than that of the one process. ``--kinds`` names the surveys:
 ``dask 2 6 0.001 0`` has six threads for each of its two workers, which look at Python's lock each millisecond and
 predict groups of so many points (0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For
@@ -131,6 +132,9 @@ def run_here(options: argparse.Namespace) -> None:
         more = {"workers": options.count or None, "device": options.device}
         for name in ("cluster", "run") if options.threads else ():
             importlib.import_module(f"{options.library}.{name}").THREADS = options.threads
+
+    if options.gate:  # the checks of all surveys at a time keep the cores from those that compile kernels
+        library.SurveyModel.check = lambda model: model.field
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
         # Before a worker of today's code runs the network, to find out whether it takes batches.
@@ -310,7 +314,7 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def _sort_here(options: argparse.Namespace, folder: Path) -> int:
-    """Sort the points of ``in.las`` with eight processes at most into ``sorted``, for surveys of today's code to begin
+    """Sort the points of ``in.las`` with twelve processes at most into ``sorted``, for surveys of today's code to begin
     with. Return the number of tiles.
     """
     from shiplap_sparse3d import survey
@@ -319,7 +323,7 @@ def _sort_here(options: argparse.Namespace, folder: Path) -> int:
     model = _survey_models.MODELS[options.model](survey)
     job = run.open_job(folder / "in.las", folder / "sorted", model, (options.tile,))
     job = replace(job, model=replace(model, net=torch.nn.Identity()))  # weights that nobody needs would be sent, too
-    processes = min(8, len(os.sched_getaffinity(0)))
+    processes = min(12, len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("spawn")
     with job.folder.open_for_work(), context.Pool(processes, torch.set_num_threads, (1,)) as pool:
         return len(job.with_points(pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)).tiles)
@@ -338,7 +342,9 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
     rounds = [
         (name, turn) for turn in range(options.rounds) for name in (options.kinds or GPU_KINDS)[:: 1 - turn % 2 * 2]
     ]
-    for kind_name, turn in (*rounds, ("warm 0", 0), ("warm 0 3 0.005 0", 0)):
+    rounds += [(name, 0) for name in options.last]
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    for kind_name, turn in (("warm 0", 0), ("warm 0 3 0.005 0", 0), *rounds):
         kind, count, *settings = kind_name.split()
         target = folder / f"{(name := f'{kind_name} {turn}')}.las"
         if kind != "pool":
@@ -352,8 +358,9 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
             zip((_survey_stages.SWITCH, _survey_stages.POINTS), settings[1:], strict=False)
         )
         gate = folder / name
-        if kind == "warm":
+        if kind == "warm":  # each on a GPU of its own, if there are two
             gate.touch()
+            more["environment"]["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[-1 if settings else 0]
         count = count if kind in ("dask", "pool") else "0"
         runs[name] = Run(folder / "in.las", target, options.model, int(count), options.tile, gate=gate, **more)
     waiting = set(runs)
@@ -375,7 +382,7 @@ def _predict_tiles(name: str, run: Run, tiles: int, options: argparse.Namespace)
     tenth of its tiles, and for each process the milliseconds of its processor and of the stages for a tile.
     """
     until, used = time.monotonic() + options.patience, list[tuple[float, dict[int, float]]]()
-    first, last = round(0.4 * tiles), round(0.95 * tiles) - 1
+    first, last = round(0.25 * tiles), round(0.95 * tiles) - 1
     run.gate.touch()
     while run.processes[0].poll() is None and (made := len([*run.classes.glob("*.bin")])) < 0.97 * tiles:
         if made >= first:
@@ -458,6 +465,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pool", type=Path)
     parser.add_argument("--kinds", nargs="*", help="for gpus and for speed; all of them by default")
+    parser.add_argument("--last", nargs="*", default=[], help="for gpus: more kinds, once after all rounds")
     parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", help="of the record, by default the name of the measurement")
