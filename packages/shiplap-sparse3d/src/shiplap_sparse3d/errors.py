@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from typing import Any
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error, register_errors
@@ -54,7 +56,8 @@ register_errors(
             "the survey folder belongs to another survey",
             (
                 "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
-                "halo. Tiles of another type of device or of other package versions may differ in the last bit."
+                "halo. Tiles of another type of device or of other package versions may differ in the last bit. "
+                "Another version of Shiplap may have another format of folders."
             ),
             (
                 "pass another folder. If the finished tiles in this folder are no longer needed, delete the folder and "
@@ -132,6 +135,20 @@ def survey_error(id: str, where: object, got: object, expected: str, fix: str = 
     ``id``.
     """
     return error(id, where=str(where), got=got, expected=expected, fix=fix, what=what)
+
+
+def require_same(id: str, where: object, known: Mapping[str, Any], wanted: Mapping[str, Any], fix: str = "") -> None:
+    """Raise the error ``id`` of a survey unless ``known`` has the names of ``wanted`` with the same values. The error
+    shows those that differ. ``where`` and ``fix`` are arguments of :func:`survey_error`.
+    """
+    if names := [name for name, value in wanted.items() if name not in known or known[name] != value]:
+        got, expected = (", ".join(f"{name} {of.get(name, 'missing')}" for name in names) for of in (known, wanted))
+        raise survey_error(id, where, got, expected, fix)
+
+
+def failure_text(failure: BaseException) -> str:
+    """Return the type and the text of the exception ``failure`` in one line."""
+    return " ".join(f"{type(failure).__name__}: {failure}".split())
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from shiplap.plugin_api import verbs
 from shiplap_sparse3d.cli.progress import show_progress
 from shiplap_sparse3d.cli.targets import named_instance
-
-if TYPE_CHECKING:
-    from shiplap_sparse3d.survey import SurveyModel
 
 __all__ = ["command"]
 
@@ -56,9 +52,15 @@ def command(
     """
     with verbs.own_stdout():
         try:
-            from shiplap_sparse3d.survey import survey
+            from shiplap_sparse3d.survey import SurveyModel, survey
 
-            loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
+            module, name = verbs.load_target(model)
+            loaded = named_instance(module, name or "model", SurveyModel, "SL825", f"--model {model}")
+            if model.removesuffix(f":{name}").endswith(".py"):
+                with contextlib.suppress(ModuleNotFoundError):  # without Dask, the survey says so
+                    import cloudpickle
+
+                    cloudpickle.register_pickle_by_value(module)  # workers need not have the file
             options: dict[str, Any] = {"tile": tile, "halo": halo, "folder": folder, "keep": keep, "workers": workers}
             with show_progress(quiet=json) as show:
                 result = survey(source, target, loaded, scheduler=scheduler, device=device, progress=show, **options)
@@ -66,7 +68,6 @@ def command(
             verbs.note("the survey was stopped; the same command continues it")
             if workers is not None or scheduler is not None:
                 # Threads of Dask would keep the process until their connections have ended.
-                sys.stderr.flush()
                 os._exit(STOPPED)
             raise typer.Exit(STOPPED) from None
     if json:
@@ -80,21 +81,3 @@ time    {result.seconds:.1f} s
 memory  {result.peak_mb:,.0f} MB at most
 output  {result.output}"""
         verbs.out().print(text, markup=False, soft_wrap=True)
-
-
-def _load_model(target: str, *, by_value: bool) -> SurveyModel:
-    """Return the ``SurveyModel`` that ``target`` (``module:name`` or ``file.py:name``) names, or that the function of
-    this name returns. Raise ``SL825`` if it is anything else.
-
-    If ``by_value`` is true and ``target`` names a file, the code of the file is sent to the workers with the model.
-    Otherwise the workers must be able to import it.
-    """
-    from shiplap_sparse3d.survey import SurveyModel
-
-    module, name = verbs.load_target(target)
-    if by_value and target.removesuffix(f":{name}").endswith(".py"):
-        with contextlib.suppress(ModuleNotFoundError):  # without Dask, the survey says so
-            import cloudpickle
-
-            cloudpickle.register_pickle_by_value(module)
-    return named_instance(module, name or "model", SurveyModel, "SL825", f"--model {target}")

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error, verbs
+from shiplap_sparse3d.errors import failure_text
 
 __all__ = ["named_instance"]
 
@@ -27,7 +28,7 @@ def named_instance(module: ModuleType, name: str, kind: type[Kind], id: str, whe
         except ShiplapError:
             raise
         except Exception as failure:  # the user's function, as for missing weights
-            got = " ".join(f"{type(failure).__name__}: {failure}".split())
+            got = failure_text(failure)
     if isinstance(made, kind):
         return made
     names = [n for n, value in vars(module).items() if isinstance(value, kind)]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 CHUNK = 1 << 16  # points in memory at a time
-_LEGACY_CODES = 31  # five bits in point formats 0 to 5
 
 
 @contextmanager
@@ -85,10 +84,10 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
 
 
 def read_chunks(
-    reader: laspy.LasReader, path: Path, start: int = 0, stop: int | None = None, size: int = CHUNK
+    reader: laspy.LasReader, path: Path, start: int = 0, stop: int | None = None
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
     """Yield the points of the file from number ``start`` up to, and without, ``stop``, in the order of the file. Each
-    yielded record has at most ``size`` points. If ``stop`` is None, all following points are yielded. Raise ``SL822``
+    yielded record has at most 65,536 points. If ``stop`` is None, all following points are yielded. Raise ``SL822``
     if the file ends too early. ``path`` names it in the error.
     """
     total, done = reader.header.point_count, start
@@ -97,7 +96,7 @@ def read_chunks(
         with _reading(path, f"from point {done:,} of {total:,} on: "):
             if done == start and start:
                 reader.seek(start)
-            points = reader.read_points(min(size, stop - done))
+            points = reader.read_points(min(CHUNK, stop - done))
         if not len(points):
             expected, what = f"{total:,}, as its header says", "the point cloud is truncated"
             raise survey_error("SL822", path, f"{done:,} points", expected, what=what)
@@ -110,9 +109,9 @@ def check_codes(path: Path, header: laspy.LasHeader, classes: Iterable[int]) -> 
     ``classes``. Formats 0 to 5 hold codes up to 31.
     """
     number, largest = header.point_format.id, max(classes)
-    if number <= 5 and largest > _LEGACY_CODES:
+    if number <= 5 and largest > 31:  # five bits
         where, got = f"the classes of the model and {path}", f"class {largest} for point format {number}"
-        raise survey_error("SL825", where, got, f"at most {_LEGACY_CODES}, or an input of point format 6 or above")
+        raise survey_error("SL825", where, got, "at most 31, or an input of point format 6 or above")
 
 
 def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]]) -> None:

@@ -11,10 +11,9 @@ import contextlib
 import hashlib
 import logging
 import math
-import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -22,7 +21,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -36,7 +34,7 @@ from distributed.comm.core import CommClosedError
 
 from shiplap.plugin_api import verbs
 from shiplap.plugin_api.files import work_folder, write_whole
-from shiplap_sparse3d.errors import survey_error
+from shiplap_sparse3d.errors import failure_text, require_same, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.tasks import Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
@@ -44,14 +42,6 @@ _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler,
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
-_PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
-
-
-def _installed_versions() -> dict[str, str]:
-    """Return the installed version, by name, of Python and of each package in which the client and all workers must
-    agree.
-    """
-    return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **tasks.installed_versions(_PACKAGES)}
 
 
 class JobTicket(NamedTuple):
@@ -88,20 +78,19 @@ class JobTicket(NamedTuple):
         Raise ``SL828`` if versions differ from the client's, if the job cannot be read or unpickled, or if its input is
         missing. Raise ``SL605`` if the worker does not have the device.
         """
-        here, where = _installed_versions(), f"worker {worker.address}"
-        if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
-            got, expected = (", ".join(f"{n} {of.get(n, 'missing')}" for n in wrong) for of in (here, self.versions))
-            raise survey_error("SL828", where, got, expected, "install the same versions on the client and all workers")
-        content = self.path.read_bytes() if self.path.exists() else b""
-        shared, move = "files at the same path on all workers", "pass an input and a --folder that all workers share"
+        where, fix = f"worker {worker.address}", "install the same versions on the client and all workers"
+        require_same("SL828", where, tasks.installed_versions(), self.versions, fix)
+        shared = "files at the same path on all workers, which this user can read"
+        move = "pass an input and a --folder that all workers share, and start the workers as the user of the survey"
+        content = self.path.read_bytes() if os.access(self.path, os.R_OK) else b""
         if hashlib.sha256(content).hexdigest() != self.digest:
-            raise survey_error("SL828", where, f"no such folder {self.path.parent}", shared, move)
+            raise survey_error("SL828", where, f"no file of this survey at {self.path}", shared, move)
         try:
             job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:
             expected = "a SurveyModel whose modules can be imported on the worker"
             fix = "install the model's modules on the workers, or define the model in the file that --model names"
-            raise survey_error("SL828", where, f"{type(failure).__name__}: {failure}", expected, fix) from None
+            raise survey_error("SL828", where, failure_text(failure), expected, fix) from None
         if job.slices is None and not os.access(job.source, os.R_OK):  # sorting reads the input, later tasks do not
             raise survey_error("SL828", where, f"no file {job.source} that can be read", shared, move)
         device, gpus = self.device, torch.cuda.device_count()
@@ -162,8 +151,7 @@ class DaskEngine(SurveyEngine):
         try:
             self._client: Any = _BoundClient(self._cluster, timeout=seconds, set_as_default=False)
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
-            text = "no answer of a Dask scheduler" if isinstance(failure, TimeoutError) else failure
-            got = f"{type(failure).__name__}: {text}".splitlines()[0]
+            got = "TimeoutError: no answer" if isinstance(failure, TimeoutError) else failure_text(failure)
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
             fix = "" if type(failure) is OSError else _ADDRESS  # nothing listens there
             raise survey_error("SL827", self._cluster, got, expected, fix) from None
@@ -179,14 +167,17 @@ class DaskEngine(SurveyEngine):
             try:
                 self._cluster = self._cluster.result()
             except Exception as failure:  # a process that cannot be started has many reasons
-                got = f"{type(failure).__name__}: {failure}".splitlines()[0]
-                raise survey_error("SL828", "the local Dask cluster", got, "processes that start") from None
+                got, fix = (
+                    failure_text(failure),
+                    'call survey() below `if __name__ == "__main__":`, as workers import the program',
+                )
+                raise survey_error("SL828", "the local Dask cluster", got, "processes that start", fix) from None
             self._connect(_REACH)
         (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
         content, path = cloudpickle.dumps(replace(job, model=model)), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
         digest = hashlib.sha256(content).hexdigest()
-        self._ticket = JobTicket(path, digest, self._device, _installed_versions())
+        self._ticket = JobTicket(path, digest, self._device, tasks.installed_versions())
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
         """Yield ``(item, result)`` for each of ``items`` as :meth:`SurveyEngine.run` does, with tasks on the workers.
@@ -220,27 +211,28 @@ class DaskEngine(SurveyEngine):
         are none. Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
         answer.
         """
-        now = time.monotonic()
         if self._client.status != "running":
             raise CommClosedError
-        if now >= self._look:
+        if (now := time.monotonic()) >= self._look:
             try:
                 self._workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
             except Exception:
                 raise CommClosedError from None
             self._look = now + tasks.LOOK
-        if self._workers:
-            self._alone_since = math.inf
-        elif now < self._alone_since:
-            self._alone_since = now
-            self._note(f"no workers; waiting for them, {_PATIENCE:.0f} s at most")
-        elif now - self._alone_since > _PATIENCE:
+            self._alone_since = math.inf if self._workers else min(now, self._alone_since)
+            if now == self._alone_since:
+                self._note(f"no workers; waiting for them, {_PATIENCE:.0f} s at most")
+        if now - self._alone_since > _PATIENCE:
             what, fix = "the Dask scheduler has no workers", "start workers, and run the same command again"
             raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
         return max(1, 2 * self._workers)
 
     def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
-        """Send ``task`` with ``item`` to the cluster. Return a future of Python, which completes with Dask's future."""
+        """Send ``task`` with ``item`` to the cluster. Return a future of Python, which completes with Dask's future.
+
+        The task calls what it unpickles, so that a scheduler without this package can pass it on, and a worker without
+        it reports that.
+        """
         key = f"{task.__name__}-{item}-{time.time_ns()}"  # it is on the dashboard
         sent = self._client.submit(partial(self._ticket.run, task, item), key=key, pure=False)
         return asyncio.run_coroutine_threadsafe(sent._result(), self._client.loop.asyncio_loop)
@@ -251,8 +243,8 @@ class DaskEngine(SurveyEngine):
         """
         with contextlib.suppress(Exception):
             if self._ticket and isinstance(self._cluster, str) and self._client.status == "running":
-                forget = partial(self._client._run, _forget_job, self._ticket.path, on_error="ignore")
-                self._client.sync(forget, callback_timeout=_REACH)  # Client.run has no limit of time
+                limits = {"on_error": "ignore", "callback_timeout": _REACH}  # Client.run has no limit of time
+                self._client.sync(self._client._run, _forget_job, self._ticket.path, **limits)
         with contextlib.suppress(Exception):
             self._client.close(timeout=_REACH)
         self._opened.close()
@@ -276,7 +268,8 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     options |= {"threads_per_worker": threads, "local_directory": str(scratch)}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     before, mask = {*multiprocessing.active_children()}, (signal.SIG_BLOCK, {signal.SIGINT})
-    resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
+    # The start of the resource tracker, which the first worker needs, would take the mask away.
+    multiprocessing.resource_tracker.ensure_running()
     # In a thread of its own: this one gets Ctrl-C, and has other work while the processes start.
     starting = ThreadPoolExecutor(1, "", signal.pthread_sigmask, mask).submit(LocalCluster, **options)
     opened.callback(_end_cluster, starting, before)
@@ -291,9 +284,8 @@ def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:
     if starting.done() and starting.exception() is None:
         for nanny in starting.result().workers.values():
             nanny.status = Status.closing_gracefully  # it starts no new worker
-            if nanny.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(nanny.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no number
+                os.kill(nanny.pid, signal.SIGKILL)
     else:
         for child in {*multiprocessing.active_children()} - before:
             child.kill()

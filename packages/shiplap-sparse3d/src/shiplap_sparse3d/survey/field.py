@@ -44,6 +44,9 @@ Cells = np.ndarray[Any, Any]
 # The place of a tile along x and y, in tiles.
 Tile = tuple[int, int]
 
+# The sparse layers: those in which all voxels affect each other, and those with a window.
+_GLOBAL, _LOCAL = GlobalPool | SparseGlobalMaxOrAvgPool, Convolution | WindowPool | SparseConvolution | IndicePool
+
 _SMALLEST = 128  # cells of a tile: below that, it is mostly halo
 _GRID, _BLOCK, _FILLED = 1024, 24, 0.06  # cells of the sample's grid, of the block in it that is used; share of voxels
 MOST_SCENES = 32  # of a batch of tiles
@@ -113,12 +116,10 @@ class _PassRecord:
         of unknown origin.
         """
         geometry, where = getattr(args[0] if args else None, "geometry", None), type(module).__name__
-        if not isinstance(geometry, Geometry):
+        if not isinstance(geometry, Geometry) or not isinstance(module, _GLOBAL | _LOCAL):
             return
-        if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
+        if isinstance(module, _GLOBAL):
             raise survey_error("SL820", where, "a pooling over all voxels", "a window")
-        if not isinstance(module, Convolution | WindowPool | SparseConvolution | IndicePool):
-            return
         level, (step, padding, span) = self.level_of(geometry, where), _window_of(module)
         interval = np.stack([padding, span - padding]) * level.stride
         if isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
@@ -151,8 +152,8 @@ def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
     kernel = np.array(module.kernel_size)
     if len(kernel) != 3 or kernel.min() < 1:
         raise survey_error("SL820", type(module).__name__, f"a kernel of {module.kernel_size} cells", "three axes")
-    dilation, step = (np.array(getattr(module, name, (1,) * 3)) for name in ("dilation", "stride"))
-    padding = np.array(getattr(module, "padding", (0,) * 3))
+    absent = {"dilation": 1, "stride": 1, "padding": 0}
+    dilation, step, padding = (np.array(getattr(module, name, (value,) * 3)) for name, value in absent.items())
     if _is_submanifold(module) or isinstance(module, GenerativeConv3d):
         # These kernels are centred, and an even one reaches one cell further back.
         step, padding = np.ones_like(kernel), kernel // 2 * dilation
@@ -269,15 +270,14 @@ def takes_batches(net: nn.Module, channels: int, field: Field, run: Run) -> bool
     from rounding. A batch of ``MOST_SCENES`` scenes of several sizes is compared. The arguments are those of
     :func:`probe`. The result is False if the network raises an exception.
     """
-    (coords, grid, _), device = _draw_corridor(field, 0, 0), device_of(net)
-    feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
+    (coords, feats, grid, _), device = _draw_corridor(field, channels, 0, 0), device_of(net)
 
     def outputs(*numbers: int) -> Tensor:
         """Return the outputs for a batch of the scenes ``numbers``, in cells that the scenes share in part."""
         parts = [slice(number, None, 2 + number % 7) for number in numbers]
         cells = [nn.functional.pad(coords[part, 1:], (1, 0), value=scene) for scene, part in enumerate(parts)]
         some = torch.cat([feats[part] for part in parts])
-        return rows_of(run(SparseTensor(some, torch.cat(cells).to(device), grid, len(parts))))
+        return rows_of(run(SparseTensor(some.to(device), torch.cat(cells).to(device), grid, len(parts))))
 
     try:
         with evaluation_mode(net), torch.no_grad():
@@ -287,9 +287,9 @@ def takes_batches(net: nn.Module, channels: int, field: Field, run: Run) -> bool
         return False
 
 
-def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Return random voxels in a narrow block along ``axis``, as coordinates ``int32 [v, 4]``, the grid, and the row of
-    the middle voxel.
+def _draw_corridor(field: Field, channels: int, axis: int, shift: int) -> tuple[Tensor, Tensor, Triple, int]:
+    """Return random voxels in a narrow block along ``axis``, as coordinates ``int32 [v, 4]``, random features
+    ``float32 [v, channels]``, the grid, and the row of the middle voxel.
 
     The block is six times as long as the larger side of the receptive field, and somewhat more. The line of cells along
     its middle has no gaps. ``shift`` is the number of cells by which the middle voxel is moved along the axis.
@@ -304,7 +304,8 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
     used.movedim(axis, 0)[:, _ACROSS // 2, _ACROSS // 2] = True
     cells, strides = used.nonzero(), torch.tensor(field.stride)
     row = int((cells == centre).all(1).nonzero())
-    return nn.functional.pad(cells, (1, 0)).int(), triple(-(-torch.tensor(used.shape) // strides) * strides), row
+    grid, feats = triple(-(-torch.tensor(used.shape) // strides) * strides), torch.Generator().manual_seed(1)
+    return nn.functional.pad(cells, (1, 0)).int(), torch.randn(len(cells), channels, generator=feats), grid, row
 
 
 def _changed_distances(
@@ -318,8 +319,7 @@ def _changed_distances(
     second result is true if its output changes when all voxels outside its receptive field are removed. ``field``,
     ``axis`` and ``shift`` are arguments of :func:`_draw_corridor`.
     """
-    coords, grid, row = _draw_corridor(field, axis, shift)
-    feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1))
+    coords, feats, grid, row = _draw_corridor(field, channels, axis, shift)
     away = (coords[row] - coords)[:, 1:].long()
     rest = torch.arange(len(coords)) != row
     near = ((-away >= -torch.tensor(field.before)) & (-away <= torch.tensor(field.after))).all(1)
@@ -420,19 +420,18 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
         SurveyError: ``SL821`` for a size, a halo or an origin that is not a multiple of the total stride, and for a
             halo that is too small.
     """
-    for name, given in (("tile", size), ("halo", halo), ("origin", origin[0]), ("origin", origin[1])):
-        per_axis(0 if given is None else given, f"{name} of the survey", 1)  # a whole number
     # Tiles are square, so both strides have to divide their edge.
     step = math.lcm(*field.stride[:2])
     least = -(-max(*field.before[:2], *field.after[:2]) // step) * step
-    halo = least if halo is None else halo
-    size = -(-max(4 * halo, _SMALLEST) // step) * step if size is None else size
+    (halo,) = per_axis(least if halo is None else halo, "halo of the survey", 1)
+    (size,) = per_axis(-(-max(4 * halo, _SMALLEST) // step) * step if size is None else size, "tile of the survey", 1)
+    x, y = per_axis(origin, "origin of the survey", 2)
     sees = f": the network sees {field.before} cells before and {field.after} behind a voxel"
-    limits = [("tile", size, step, ""), ("halo", halo, least, sees), *(("origin", each, each, "") for each in origin)]
+    limits = [("tile", size, step, ""), ("halo", halo, least, sees), ("origin", x, x, ""), ("origin", y, y, "")]
     for name, value, lowest, why in limits:
         expected, fix = f"a multiple of {step}, the network's total stride", f"pass {-(-value // step) * step}"
         if value < lowest:
             expected, fix = f"{lowest} or more{why}", ""
         if value % step or value < lowest:
             raise survey_error("SL821", f"{name} of the survey", f"{value} cells", expected, fix)
-    return Tiling(size, halo, origin, field.stride)
+    return Tiling(size, halo, (x, y), field.stride)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from shiplap.plugin_api.files import parse_json, read_named, work_in, write_whole
-from shiplap_sparse3d.errors import survey_error
+from shiplap_sparse3d.errors import require_same, survey_error
 from shiplap_sparse3d.survey.field import Tile
 
 _DIGEST = hashlib.sha256().digest_size
@@ -54,9 +55,7 @@ class SurveyFolder:
         known = identity.copy()
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # none, or no object of JSON
             known.update(**cast(Any, parse_json(read_named(path, 1 << 16))))
-        if names := [name for name in identity if known[name] != identity[name]]:
-            got, expected = (", ".join(f"{name} {of[name]}" for name in names) for of in (known, identity))
-            raise survey_error("SL823", self.path, got, expected)
+        require_same("SL823", self.path, known, identity)
         write_whole(path, json.dumps(known, sort_keys=True).encode())
         return known
 
@@ -109,9 +108,14 @@ class SurveyFolder:
         """Return the ``count`` class codes of the points of ``tile``, or None if the file is missing or its content
         does not fit the digest or ``count``.
         """
-        path = self.result_path(tile)
-        content = without_digest(path.read_bytes()) if path.exists() else None
+        with open_or_empty(self.result_path(tile)) as file:
+            content = without_digest(file.read())
         return None if content is None or len(content) != count else np.frombuffer(content, np.uint8)
+
+
+def open_or_empty(path: Path) -> io.BufferedIOBase:
+    """Return the file ``path``, opened for reading bytes, or an empty one if it does not exist."""
+    return path.open("rb") if path.exists() else io.BytesIO()
 
 
 def with_digest(content: bytes) -> bytes:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.errors import SurveyError, survey_error
+from shiplap_sparse3d.errors import SurveyError, failure_text, survey_error
 from shiplap_sparse3d.modes import device_of
 from shiplap_sparse3d.survey.field import Field, probe, receptive_field, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
@@ -123,13 +123,12 @@ class SurveyModel:
         unknown, and ``SL825`` if the network fails.
         """
         try:
-            return receptive_field(self.net, self.channels, lambda voxels: self._call(_scene_of(voxels)))
+            return receptive_field(self.net, self.channels, self.answer_voxels)
         except SurveyError:
             raise
         except Exception as failure:  # whatever a network of the user's raises
-            what, got = "the network does not run on the features", " ".join(str(failure).split())
-            got, expected = got or type(failure).__name__, f"a network of voxels with {self.channels} features"
-            raise survey_error("SL825", "SurveyModel.net", got, expected, what=what) from failure
+            what, expected = "the network does not run on the features", f"one of voxels with {self.channels} features"
+            raise survey_error("SL825", "SurveyModel.net", failure_text(failure), expected, what=what) from failure
 
     def check(self) -> Field:
         """Run the network on small probes, and return the receptive field that they show. Raise ``SL820`` if it is
@@ -172,7 +171,8 @@ class SurveyModel:
 
     def answer_voxels(self, voxels: SparseTensor) -> Tensor:
         """Return the logits ``[n, classes]`` of points with the features of ``voxels``, one for each voxel."""
-        return self.answer(_scene_of(voxels))
+        rows = torch.arange(len(voxels.feats), device=voxels.feats.device)
+        return self.answer(VoxelScene(voxels, voxels.feats, rows))
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
         """Return the logits ``[p, classes]`` of points, with gradients for training. ``coords`` are the points' cells
@@ -215,11 +215,6 @@ class SurveyModel:
                     expected = f"features of points within {self.context} (SurveyModel.context)"
                     fix = "pass the distance as context, and measure from coordinate 0, not from the first point"
                     raise survey_error("SL825", "SurveyModel.features", got, expected, fix, what)
-
-
-def _scene_of(voxels: SparseTensor) -> VoxelScene:
-    """Return a scene on ``voxels`` with one point for each voxel, which has the voxel's features."""
-    return VoxelScene(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:

@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
 from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
+from shiplap_sparse3d.survey.tasks import SEGMENT, Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def survey(
         seen = model.check()  # while local workers start
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
-            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo}).get("points at a time")
+            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
             # By a worker, whose device need not be the client's, and once: all must predict the same batches.
-            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known])
-            job.folder.claim(arithmetic)
-            job = replace(job, together=arithmetic["points at a time"])
+            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known.get("points at a time")])
+            job = replace(job, together=job.folder.claim(arithmetic)["points at a time"])
             predicted = _predict_tiles(job, engine, progress)
-            write_cloud(source, target, _merged_codes(job, engine, progress))
+            merged = _run_stage(engine, tasks.merge_segment, job.segments, job.total, "write", progress)
+            write_cloud(source, target, (codes for _, codes in merged))
         if not keep:
             job.folder.remove_written()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
@@ -134,7 +134,7 @@ def _open_engine(
     ``progress``. Raise ``SL613`` for both or for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
-        return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
+        return SurveyEngine(1 if model.device.type == "cpu" else tasks.THREADS)
     if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
         raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", "one worker or more, or a scheduler")
     require_packages("survey", "survey", "distributed", "cryptography")
@@ -159,6 +159,20 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
     return SurveyJob(model, source, SurveyFolder(folder), scales, offsets, tiles, header.point_count, segment)
 
 
+def _run_stage(
+    engine: SurveyEngine, task: Task[Item, Result], left: dict[Item, Any], total: int, stage: str, progress: Progress
+) -> Results[Item, Result]:
+    """Yield ``(item, task(job, item))`` for the keys of ``left``, in order if ``stage`` is ``"write"``. The values of
+    ``left`` are the points or the tiles of each key. ``progress`` is called for ``stage`` with how many of all
+    ``total`` points or tiles are done, at first those that are not in ``left``.
+    """
+    done, unit = total - sum(map(len, left.values())), "tiles" if stage == "predict" else "points"
+    progress(stage, done, total, unit)
+    for item, result in engine.run(task, left, ordered=stage == "write"):
+        yield item, result
+        progress(stage, done := done + len(left[item]), total, unit)
+
+
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
     """Sort the points of the segments (runs of successive points) of the input for which the folder has no sorted
     points. Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise
@@ -166,14 +180,10 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
     """
     job.folder.claim(_points_identity(job))
     segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
-    left = [number for number in job.segments if number not in segments]
+    left = {number: points for number, points in job.segments.items() if number not in segments}
     engine.share(job)
-    done = sum(job.segment_range(number)[1] for number in segments)
-    progress("read", done, job.total, "points")
     try:
-        for number, made in engine.run(tasks.sort_segment, left):
-            segments[number], done = made, done + job.segment_range(number)[1]
-            progress("read", done, job.total, "points")
+        segments |= _run_stage(engine, tasks.sort_segment, left, job.total, "read", progress)
     except SurveyError as failure:
         if failure.id == "SL822" and not (job.folder.path / "classes").exists():  # a repaired one is another input
             job.folder.remove_written()
@@ -186,23 +196,12 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
     number of tiles of these groups. ``progress`` is called after each group.
     """
     missing = {tile for tile in job.tiles if job.folder.read_result(tile, job.count(tile)) is None}
-    left = {first: tiles for first, tiles in job.groups.items() if not missing.isdisjoint(tiles)}
-    total, number = len(job.tiles), sum(map(len, left.values()))
-    engine.share(job)
-    progress("predict", done := total - number, total, "tiles")
     # Large ones first, so that all workers end at the same time.
-    for first, _ in engine.run(tasks.predict_group, sorted(left, key=lambda f: (-sum(map(job.count, left[f])), f))):
-        progress("predict", done := done + len(left[first]), total, "tiles")
-    return number
-
-
-def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the class codes of all points in the order of the input. There is one ``uint8`` array for each segment (a
-    run of successive points). ``progress`` is called after each segment.
-    """
-    for number, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
-        yield codes
-        progress("write", sum(job.segment_range(number)), job.total, "points")
+    groups = sorted(job.groups.items(), key=lambda group: (-sum(map(job.count, group[1])), group[0]))
+    left = {first: tiles for first, tiles in groups if not missing.isdisjoint(tiles)}
+    engine.share(job)
+    done = _run_stage(engine, tasks.predict_group, left, len(job.tiles), "predict", progress)
+    return sum(len(left[first]) for first, _ in done)
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
@@ -225,12 +224,11 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
     problems = {
         f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
         "the input itself": target.exists() and source.exists() and target.samefile(source),
-        f"no folder {target.parent}": not target.parent.is_dir(),
+        f"no folder {target.parent} to write into": not (target.parent.is_dir() and os.access(target.parent, os.W_OK)),
         "a folder": target.is_dir(),
-        f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
     }
     if problem := next((problem for problem, there in problems.items() if there), None):
-        expected = "a .las or .laz file other than the input, in a folder that exists"
+        expected = "a .las or .laz file other than the input, in a folder that you can write"
         raise survey_error("SL602", target, problem, expected, what="the output cannot be written")
 
 

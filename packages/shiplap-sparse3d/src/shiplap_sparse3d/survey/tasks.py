@@ -15,8 +15,8 @@ are files that are written whole, with the same bytes each time.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
 from shiplap_sparse3d.survey.field import MOST_SCENES, CellBox, Cells, Tile, Tiling, takes_batches
-from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
+from shiplap_sparse3d.survey.folder import SurveyFolder, open_or_empty, with_digest, without_digest
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
 Item = TypeVar("Item")
@@ -53,6 +53,9 @@ LOOK = 1.0  # seconds between looks at the state of the workers
 # Points of the tiles, with their halos, that a network on such a device predicts at a time. With 0 it is one tile.
 TOGETHER = {"cpu": 0, "cuda": 1 << 19}
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
+
+_COMPUTING = ("torch", "shiplap", "shiplap-sparse3d")  # whose versions decide the last bits of logits
+_PACKAGES = (*_COMPUTING, "numpy", "distributed", "laspy", "lazrs")
 
 # A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
 # ``returns`` holds the number of the return in its four lower bits, and the number of returns in the upper ones.
@@ -92,19 +95,13 @@ class SurveyJob:
     slices: Any = None  # a SLICE for each tile of each segment
     extent: Any = None  # a CellBox
 
-    @property
-    def segments(self) -> range:
-        """The numbers of the segments of the input, from 0. Each segment has ``segment`` successive points, and the
-        last one may have fewer.
+    @cached_property
+    def segments(self) -> dict[int, range]:
+        """The numbers of the points of each segment of the input, by the number of the segment from 0. Each has
+        ``segment`` successive points, and the last one may have fewer.
         """
-        return range(-(-self.total // self.segment))
-
-    def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of segment ``number`` (a run of successive points of the input), and the
-        number of its points.
-        """
-        first = number * self.segment
-        return first, min(self.segment, self.total - first)
+        firsts = range(0, self.total, self.segment)
+        return {number: range(first, min(first + self.segment, self.total)) for number, first in enumerate(firsts)}
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
@@ -126,23 +123,22 @@ class SurveyJob:
         """
         slices = np.concatenate([table for table, _ in segments])
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
-        heads = _heads(np.column_stack([slices["x"], slices["y"]]).astype(np.int64))
+        heads = np.unique(slices[["x", "y"]], return_index=True)[1]
         before = np.cumsum(slices["count"], dtype=np.int64) - slices["count"]
         slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))
         low, high = np.array([extent for _, extent in segments]).swapaxes(0, 1)
         return replace(self, slices=slices, extent=CellBox(low.min(0), high.max(0) + 1))
 
     @cached_property
-    def _places(self) -> dict[Tile, slice]:
-        """The range of elements of ``slices`` that belong to each tile, by tile."""
+    def _slices_of(self) -> dict[Tile, np.ndarray[Any, Any]]:
+        """The elements of ``slices`` that belong to each tile, by tile."""
         heads = np.flatnonzero(self.slices["before"] == 0)
-        ranges = map(slice, heads, np.append(heads[1:], len(self.slices)))
-        return dict(zip(self.slices[["x", "y"]][heads].tolist(), ranges, strict=True))
+        return dict(zip(self.slices[["x", "y"]][heads].tolist(), np.split(self.slices, heads[1:]), strict=True))
 
     @property
     def tiles(self) -> list[Tile]:
         """The tiles that have points, as (x, y), in ascending order."""
-        return list(self._places)
+        return list(self._slices_of)
 
     @cached_property
     def groups(self) -> dict[Tile, list[Tile]]:
@@ -166,11 +162,11 @@ class SurveyJob:
         ends, around = self.tiling.grid(tile, self.extent), self.tiling.around(tile, 0)
         cores = np.array([self.tiling.core(each) for each in around]).clip(*(end[:2] for end in self.extent))
         shares = np.diff(cores.clip(*(end[:2] for end in ends)), axis=1) / np.diff(cores, axis=1).clip(1)
-        return float(shares.prod((1, 2)) @ [self.count(each) if each in self._places else 0 for each in around])
+        return float(shares.prod((1, 2)) @ [self.count(each) if each in self._slices_of else 0 for each in around])
 
     def count(self, tile: Tile) -> int:
         """Return the number of points of ``tile`` in all segments."""
-        return int(self.slices[self._places[tile]]["count"].sum())
+        return int(self._slices_of[tile]["count"].sum())
 
     @property
     def network(self) -> SimpleNamespace:
@@ -215,11 +211,6 @@ def cells_within(cells: Tensor, boxes: Sequence[tuple[Cells, Cells]]) -> Tensor:
     return reduce(torch.logical_and, ((cells[:2] >= low) & (cells[:2] < high)).unbind(1))
 
 
-def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the index of the first row of each tile in ``tiles``, sorted rows (x, y)."""
-    return np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))
-
-
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     """Read segment ``number`` of the input (a run of successive points), sort its points by tile, and write them with
     their table to the folder. Return the table, a ``SLICE`` for each tile that has points, and the first and last cell
@@ -227,11 +218,10 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
 
     Raise ``SL822`` if the input cannot be read, and for a cell number beyond 2^31.
     """
-    first, count = job.segment_range(number)
-    rows, done = np.empty(count, POINT), 0
-    rows["index"] = np.arange(first, first + count)
+    rows, done = np.empty(len(numbers := job.segments[number]), POINT), 0
+    rows["index"] = numbers
     with open_cloud(job.source) as reader:
-        for points in read_chunks(reader, job.source, first, first + count):
+        for points in read_chunks(reader, job.source, numbers.start, numbers.stop):
             part = rows[done : (done := done + len(points))]
             part["raw"] = np.column_stack([points.X, points.Y, points.Z])
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
@@ -243,9 +233,10 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a tile stay in the order of the file
     rows, tiles = rows[order], tiles[order]
-    table = np.zeros(len(heads := _heads(tiles)), SLICE)
+    heads = np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))  # the first row of each tile
+    table = np.zeros(len(heads), SLICE)
     table["x"], table["y"] = tiles[heads].T
-    table["segment"], table["start"], table["count"] = number, heads, np.diff(heads, append=count)
+    table["segment"], table["start"], table["count"] = number, heads, np.diff(heads, append=len(rows))
     table["check"] = np.add.reduceat(rows.view("<i8").reshape(-1, 3).sum(1), heads)
     tail = with_digest(extent.tobytes() + table.tobytes())
     write_whole(job.folder.points_path(number), rows.tobytes() + tail, lasting=False)
@@ -258,9 +249,8 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
 
     The points themselves are checked only when they are read.
     """
-    path = job.folder.points_path(number)
-    with path.open("rb") if path.exists() else io.BytesIO() as file:
-        file.seek(job.segment_range(number)[1] * POINT.itemsize)
+    with open_or_empty(job.folder.points_path(number)) as file:
+        file.seek(len(job.segments[number]) * POINT.itemsize)
         content = without_digest(file.read())
     return (np.frombuffer(content[48:], SLICE), np.frombuffer(content[:48], "<i8").reshape(2, 3)) if content else None
 
@@ -279,8 +269,8 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
     heads = np.flatnonzero(~follows | (np.diff(slices["segment"], prepend=-1) != 0))
     right = np.empty(len(slices), bool)
     for head, end in zip(heads, np.append(heads[1:], len(slices)), strict=True):
-        path, some = folder.points_path(int(slices["segment"][head])), words[firsts[head] : firsts[end]]
-        with path.open("rb") if path.exists() else io.BytesIO() as file:
+        some = words[firsts[head] : firsts[end]]
+        with open_or_empty(folder.points_path(int(slices["segment"][head]))) as file:
             file.seek(int(slices["start"][head]) * POINT.itemsize)
             right[head:end] = file.readinto(some.data.cast("B")) == some.nbytes
     right &= np.add.reduceat(words, firsts[:-1]) == slices["check"]
@@ -315,13 +305,12 @@ def points_within(job: SurveyJob, tiles: Sequence[Tile], device: torch.device) -
 
     The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
     """
-    model = job.model
     # One cell more, because the context is measured from points and not from cells.
-    context = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
+    context = math.ceil(job.model.context / min(job.model.voxel[:2])) + 1 if job.model.context else 0
     low, high = zip(*(job.tiling.grid(tile, job.extent) for tile in tiles), strict=True)
     within = np.min(low, 0) - context, np.max(high, 0) + context
-    around = {each for tile in tiles for each in job.tiling.around(tile, context)} & job._places.keys()
-    slices, parts = np.concatenate([job.slices[job._places[each]] for each in around]), []
+    around = {each for tile in tiles for each in job.tiling.around(tile, context)} & job._slices_of.keys()
+    slices, parts = np.concatenate([job._slices_of[each] for each in around]), []
     slices = slices[np.lexsort((slices["start"], slices["segment"]))]  # as they are stored
     part = np.cumsum(slices["count"], dtype=np.int64) >> _PART[device.type]
     for some in np.split(slices, np.flatnonzero(np.diff(part)) + 1):
@@ -384,12 +373,12 @@ def predict_codes(job: SurveyJob, tiles: Sequence[Tile]) -> np.ndarray[Any, Any]
     return np.array(model.classes, np.uint8)[best.numpy()]
 
 
-def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of the packages ``names``, by name. Local parts of a version, such as ``+cpu``, are
-    left out, and so are packages that are not installed.
+def installed_versions() -> dict[str, str]:
+    """Return the installed version, by name, of Python and of each package in which the client and all workers must
+    agree. Local parts of a version, such as ``+cpu``, are left out, and so are packages that are not installed.
     """
-    found = {name: next(iter(distributions(name=name)), None) for name in names}
-    return {name: of.version.partition("+")[0] for name, of in found.items() if of}
+    packages = {name: of.version.partition("+")[0] for name in _PACKAGES for of in [*distributions(name=name)][:1]}
+    return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **packages}
 
 
 def choose_arithmetic(job: SurveyJob, known: int | None) -> dict[str, Any]:
@@ -405,8 +394,8 @@ def choose_arithmetic(job: SurveyJob, known: int | None) -> dict[str, Any]:
         torch.cuda.set_device(device)  # of this thread
     if known not in (0, most := TOGETHER[device.type]):
         known = most if most and takes_batches(model.net, model.channels, model.field, model.answer_voxels) else 0
-    names = "torch", "shiplap", "shiplap-sparse3d"
-    return {"device": device.type, "points at a time": known, **installed_versions(names)}
+    versions = {name: version for name, version in installed_versions().items() if name in _COMPUTING}
+    return {"device": device.type, "points at a time": known, **versions}
 
 
 def predict_group(job: SurveyJob, first: Tile) -> None:
@@ -423,9 +412,8 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     [p]`` in the order of the input. The codes are read from the results of the tiles. Raise ``SL824`` if those of a
     tile are missing or damaged.
     """
-    first, count = job.segment_range(number)
-    parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
-    place = point_numbers(read_points(job.folder, parts)).numpy() - first
+    parts, codes = job.slices[job.slices["segment"] == number], np.empty(len(job.segments[number]), np.uint8)
+    place = point_numbers(read_points(job.folder, parts)).numpy() - job.segments[number].start
     for x, y, start, size, before in parts[["x", "y", "start", "count", "before"]].tolist():
         found = job.folder.read_result((x, y), job.count((x, y)))
         if found is None:
