@@ -11,6 +11,8 @@ import itertools
 import json
 import logging
 import os
+import pickle
+import pickletools
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_testing.effort import sampled
 from tests.survey.models import build
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("laspy")
@@ -108,10 +112,13 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
 
 
 @pytest.mark.parametrize("stage", sampled(["read", "predict", "write"], long=["read", "write"]))
-def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
+def test_a_worker_that_ends(
+    stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def end() -> None:
         cluster.sync(next(iter(cluster.workers.values())).close, executor_wait=False, nanny=False)
 
+    monkeypatch.setitem(tasks.TOGETHER, "cpu", 40_000)  # it has several tiles then, as on a GPU
     out, progress = tmp_path / "out.laz", Once(stage, end)
     survey(corner, out, build(), scheduler=cluster.scheduler_address, progress=progress, **SMALL)
     assert progress.called
@@ -258,14 +265,17 @@ def test_a_worker_decides_whether_tiles_are_batched(
     assert json.loads((folder / "survey.json").read_text())["points at a time"] == 10**9
 
 
-@pytest.mark.parametrize("part", sampled(["folder", "input"], 1))
+@pytest.mark.parametrize("part", sampled(["folder", "input", "rights"], 1))
 def test_a_worker_that_does_not_see_the_files(
     part: str, cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = clusters.DaskEngine.share
+    """They are elsewhere, or they are another user's."""
+    real, access = clusters.DaskEngine.share, os.access
+    if part == "rights":
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "job.bin" and access(path, mode))
 
     def share(self: Any, job: Any) -> None:
-        real(self, job if part == "folder" else replace(job, source=tmp_path / "elsewhere" / "in.laz"))
+        real(self, replace(job, source=tmp_path / "elsewhere" / "in.laz") if part == "input" else job)
         if part == "folder":
             self._ticket = self._ticket._replace(path=tmp_path / "elsewhere" / "job.bin")
 
@@ -274,7 +284,7 @@ def test_a_worker_that_does_not_see_the_files(
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert "at the same path" in caught.value.expected
     assert caught.value.where.startswith("worker tcp://127.0.0.1:")
-    assert str(tmp_path / "elsewhere") in caught.value.got
+    assert str(tmp_path / "out.laz.survey" if part == "rights" else tmp_path / "elsewhere") in caught.value.got
 
 
 def test_tasks_that_are_lost_again_and_again(
@@ -304,6 +314,47 @@ def test_a_model_that_a_worker_cannot_import(
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", model, scheduler=cluster.scheduler_address, **SMALL)
     assert "no_such_module" in caught.value.got
+
+
+def test_a_scheduler_needs_no_shiplap_and_a_worker_reports_that_it_has_none(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler and the message of a worker unpickle the graph, of which a failure would end the worker."""
+    sent, real = list[Any](), distributed.Client._graph_to_futures
+
+    def record(client: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(options.get("expr", arguments[:1]))
+        return real(client, *arguments, **options)
+
+    monkeypatch.setattr(distributed.Client, "_graph_to_futures", record)
+    unknown = SimpleNamespace(loads=pickle.loads, dumps=lambda call: b"cno_such_module\nname\n.")
+    monkeypatch.setattr(clusters, "pickle", unknown)
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
+    assert caught.value.got == "ModuleNotFoundError: No module named 'no_such_module'"
+    needed = {name for _, name, _ in pickletools.genops(pickle.dumps(sent)) if isinstance(name, str)}
+    assert not any(name.startswith("shiplap") for name in needed)
+
+
+def test_local_workers_that_do_not_start(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script that starts the survey again in each worker, which imports it."""
+
+    def fail(**options: Any) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(clusters, "LocalCluster", fail)
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), workers=2, **SMALL)
+    assert caught.value.got == "RuntimeError: Nanny failed to start."
+    assert "__main__" in str(caught.value.fix)
+
+
+def test_a_link_of_the_dashboard_with_an_unknown_variable(cluster: Any) -> None:
+    """The user's configuration has it for another machine; the survey goes on without the note."""
+    notes: list[Any] = []
+    with dask.config.set({"distributed.dashboard.link": "{NO_SUCH_VARIABLE}/{port}"}):
+        clusters.DaskEngine(None, cluster.scheduler_address, "cpu", lambda *note: notes.append(note)).close()
+    assert notes == []
 
 
 def test_a_damaged_tile_and_a_full_disk(

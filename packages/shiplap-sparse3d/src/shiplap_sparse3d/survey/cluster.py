@@ -12,7 +12,9 @@ import hashlib
 import logging
 import math
 import multiprocessing.resource_tracker
+import operator
 import os
+import pickle
 import signal
 import threading
 import time
@@ -156,7 +158,8 @@ class DaskEngine(SurveyEngine):
             fix = "" if type(failure) is OSError else _ADDRESS  # nothing listens there
             raise survey_error("SL827", self._cluster, got, expected, fix) from None
         self._look, self._alone_since = 0.0, math.inf
-        self._note(f"dashboard of the workers: {self._client.dashboard_link}")
+        with contextlib.suppress(KeyError):  # of a variable in the link that the user's configuration has
+            self._note(f"dashboard of the workers: {self._client.dashboard_link}")
 
     def share(self, job: SurveyJob) -> None:
         """Write the pickled ``job``, with a copy of its network on the CPU, into the folder of the survey. Workers read
@@ -167,10 +170,7 @@ class DaskEngine(SurveyEngine):
             try:
                 self._cluster = self._cluster.result()
             except Exception as failure:  # a process that cannot be started has many reasons
-                got, fix = (
-                    failure_text(failure),
-                    'call survey() below `if __name__ == "__main__":`, as workers import the program',
-                )
+                got, fix = failure_text(failure), 'in a script, call survey() below `if __name__ == "__main__":`'
                 raise survey_error("SL828", "the local Dask cluster", got, "processes that start", fix) from None
             self._connect(_REACH)
         (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
@@ -184,7 +184,7 @@ class DaskEngine(SurveyEngine):
 
         If the connection to the scheduler is lost, connect again, also to a restarted scheduler, and run the items that
         have no result. Raise ``SL827`` if it does not answer within 30 seconds or is lost four times without a result
-        in between. Raise ``SL828`` if a task ends its workers again and again.
+        in between. Raise ``SL828`` if a task ends its workers again and again, or if a worker lacks a module.
         """
         left, lost = dict.fromkeys(items), 0
         while lost < 4:
@@ -198,6 +198,9 @@ class DaskEngine(SurveyEngine):
                 got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
                 fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
                 raise survey_error("SL828", str(death.task).rpartition("-")[0], got, expected, fix) from None
+            except ModuleNotFoundError as missing:
+                expected, fix = "a worker that has the packages of the client", "install them on all workers"
+                raise survey_error("SL828", "a Dask worker", failure_text(missing), expected, fix) from None
             except (CancelledError, CommClosedError, ClosedClientError):
                 lost += 1
                 self._note(f"the scheduler does not answer; waiting for it and its workers, {_PATIENCE:.0f} s at most")
@@ -234,7 +237,8 @@ class DaskEngine(SurveyEngine):
         it reports that.
         """
         key = f"{task.__name__}-{item}-{time.time_ns()}"  # it is on the dashboard
-        sent = self._client.submit(partial(self._ticket.run, task, item), key=key, pure=False)
+        content = pickle.dumps(partial(self._ticket.run, task, item))
+        sent = self._client.get({key: (operator.call, (pickle.loads, content))}, key, sync=False)
         return asyncio.run_coroutine_threadsafe(sent._result(), self._client.loop.asyncio_loop)
 
     def close(self) -> None:
