@@ -112,10 +112,13 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
 
 
 @pytest.mark.parametrize("stage", sampled(["read", "predict", "write"], long=["read", "write"]))
-def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
+def test_a_worker_that_ends(
+    stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def end() -> None:
         cluster.sync(next(iter(cluster.workers.values())).close, executor_wait=False, nanny=False)
 
+    monkeypatch.setitem(tasks.TOGETHER, "cpu", 40_000)  # it has several tiles then, as on a GPU
     out, progress = tmp_path / "out.laz", Once(stage, end)
     survey(corner, out, build(), scheduler=cluster.scheduler_address, progress=progress, **SMALL)
     assert progress.called
@@ -262,14 +265,17 @@ def test_a_worker_decides_whether_tiles_are_batched(
     assert json.loads((folder / "survey.json").read_text())["points at a time"] == 10**9
 
 
-@pytest.mark.parametrize("part", sampled(["folder", "input"], 1))
+@pytest.mark.parametrize("part", sampled(["folder", "input", "rights"], 1))
 def test_a_worker_that_does_not_see_the_files(
     part: str, cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = clusters.DaskEngine.share
+    """They are elsewhere, or they are another user's."""
+    real, access = clusters.DaskEngine.share, os.access
+    if part == "rights":
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "job.bin" and access(path, mode))
 
     def share(self: Any, job: Any) -> None:
-        real(self, job if part == "folder" else replace(job, source=tmp_path / "elsewhere" / "in.laz"))
+        real(self, replace(job, source=tmp_path / "elsewhere" / "in.laz") if part == "input" else job)
         if part == "folder":
             self._ticket = self._ticket._replace(path=tmp_path / "elsewhere" / "job.bin")
 
@@ -278,7 +284,7 @@ def test_a_worker_that_does_not_see_the_files(
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert "at the same path" in caught.value.expected
     assert caught.value.where.startswith("worker tcp://127.0.0.1:")
-    assert str(tmp_path / "elsewhere") in caught.value.got
+    assert str(tmp_path / "out.laz.survey" if part == "rights" else tmp_path / "elsewhere") in caught.value.got
 
 
 def test_tasks_that_are_lost_again_and_again(

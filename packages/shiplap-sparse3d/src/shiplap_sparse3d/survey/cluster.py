@@ -170,10 +170,7 @@ class DaskEngine(SurveyEngine):
             try:
                 self._cluster = self._cluster.result()
             except Exception as failure:  # a process that cannot be started has many reasons
-                got, fix = (
-                    failure_text(failure),
-                    'call survey() below `if __name__ == "__main__":`, as workers import the program',
-                )
+                got, fix = failure_text(failure), 'in a script, call survey() below `if __name__ == "__main__":`'
                 raise survey_error("SL828", "the local Dask cluster", got, "processes that start", fix) from None
             self._connect(_REACH)
         (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
@@ -187,7 +184,7 @@ class DaskEngine(SurveyEngine):
 
         If the connection to the scheduler is lost, connect again, also to a restarted scheduler, and run the items that
         have no result. Raise ``SL827`` if it does not answer within 30 seconds or is lost four times without a result
-        in between. Raise ``SL828`` if a task ends its workers again and again.
+        in between. Raise ``SL828`` if a task ends its workers again and again, or if a worker lacks a module.
         """
         left, lost = dict.fromkeys(items), 0
         while lost < 4:

@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
 from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Item, Progress, Result, SurveyEngine, SurveyJob, Task
+from shiplap_sparse3d.survey.tasks import SEGMENT, Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,9 @@ def survey(
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_arguments(source, target, model)
+    if device is not None and workers is None and scheduler is None:
+        verbs.require_device(str(device))
+        model.net.to(device)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
     job = open_job(source, place, model, (tile, halo, origin), segment)
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
@@ -114,8 +117,8 @@ def survey(
             ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known.get("points at a time")])
             job = replace(job, together=job.folder.claim(arithmetic)["points at a time"])
             predicted = _predict_tiles(job, engine, progress)
-            codes = _run_stage(engine, tasks.merge_segment, job.segments, "write", "points", progress)
-            write_cloud(source, target, codes)
+            merged = _run_stage(engine, tasks.merge_segment, job.segments, job.total, "write", progress)
+            write_cloud(source, target, (codes for _, codes in merged))
         if not keep:
             job.folder.remove_written()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
@@ -126,16 +129,12 @@ def survey(
 def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
-    """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process, to
-    whose ``device`` the network is moved, and otherwise Dask, with networks on ``device``, by default of the model's
-    type, and notes to the user by ``progress``. Raise ``SL613`` for both or for fewer than one worker, ``SL605`` for a
-    device that this process does not have, and ``SL603`` without Dask.
+    """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
+    and otherwise Dask, with networks on ``device``, by default of the model's type, and notes to the user by
+    ``progress``. Raise ``SL613`` for both or for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
-        if device is not None:
-            verbs.require_device(str(device))
-            model.net.to(device)
-        return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
+        return SurveyEngine(1 if model.device.type == "cpu" else tasks.THREADS)
     if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
         raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", "one worker or more, or a scheduler")
     require_packages("survey", "survey", "distributed", "cryptography")
@@ -161,42 +160,48 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
 
 
 def _run_stage(
-    engine: SurveyEngine, task: Task[Item, Result], items: dict[Item, Any], stage: str, unit: str, progress: Progress
-) -> Iterator[Result]:
-    """Yield the results of ``task`` for the keys of ``items``, as they are completed, and in order if ``stage`` is
-    ``"write"``. The values are what each key stands for, points or tiles (``unit``), of which ``progress`` is called
-    with the number so far.
+    engine: SurveyEngine, task: Task[Item, Result], left: dict[Item, Any], total: int, stage: str, progress: Progress
+) -> Results[Item, Result]:
+    """Yield ``(item, task(job, item))`` for the keys of ``left``, in order if ``stage`` is ``"write"``. The values of
+    ``left`` are the points or the tiles of each key. ``progress`` is called for ``stage`` with how many of all
+    ``total`` points or tiles are done, at first those that are not in ``left``.
     """
-    total, done = sum(map(len, items.values())), 0
+    done, unit = total - sum(map(len, left.values())), "tiles" if stage == "predict" else "points"
     progress(stage, done, total, unit)
-    for item, result in engine.run(task, items, ordered=stage == "write"):
-        yield result
-        progress(stage, done := done + len(items[item]), total, unit)
+    for item, result in engine.run(task, left, ordered=stage == "write"):
+        yield item, result
+        progress(stage, done := done + len(left[item]), total, unit)
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
-    """Sort the points of all segments (runs of successive points) of the input, unless the folder has them sorted.
-    Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise ``SL823``
-    if the folder has other points, or tiles of another size.
+    """Sort the points of the segments (runs of successive points) of the input for which the folder has no sorted
+    points. Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise
+    ``SL823`` if the folder has other points, or tiles of another size.
     """
     job.folder.claim(_points_identity(job))
+    segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
+    left = {number: points for number, points in job.segments.items() if number not in segments}
     engine.share(job)
     try:
-        return job.with_points([*_run_stage(engine, tasks.sort_segment, job.segments, "read", "points", progress)])
+        segments |= _run_stage(engine, tasks.sort_segment, left, job.total, "read", progress)
     except SurveyError as failure:
         if failure.id == "SL822" and not (job.folder.path / "classes").exists():  # a repaired one is another input
             job.folder.remove_written()
         raise
+    return job.with_points([*segments.values()])
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
     """Predict and write the class codes of all groups of tiles of which a tile has no result in the folder. Return the
-    number of tiles that were predicted. ``progress`` is called after each group.
+    number of tiles of these groups. ``progress`` is called after each group.
     """
-    engine.share(job)
+    missing = {tile for tile in job.tiles if job.folder.read_result(tile, job.count(tile)) is None}
     # Large ones first, so that all workers end at the same time.
-    groups = dict(sorted(job.groups.items(), key=lambda each: (-sum(map(job.count, each[1])), each[0])))
-    return sum(_run_stage(engine, tasks.predict_group, groups, "predict", "tiles", progress))
+    groups = sorted(job.groups.items(), key=lambda group: (-sum(map(job.count, group[1])), group[0]))
+    left = {first: tiles for first, tiles in groups if not missing.isdisjoint(tiles)}
+    engine.share(job)
+    done = _run_stage(engine, tasks.predict_group, left, len(job.tiles), "predict", progress)
+    return sum(len(left[first]) for first, _ in done)
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:

@@ -213,13 +213,11 @@ def cells_within(cells: Tensor, boxes: Sequence[tuple[Cells, Cells]]) -> Tensor:
 
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     """Read segment ``number`` of the input (a run of successive points), sort its points by tile, and write them with
-    their table to the folder, unless it has them. Return the table, a ``SLICE`` for each tile that has points, and the
-    first and last cell of the points as ``int64 [2, 3]``.
+    their table to the folder. Return the table, a ``SLICE`` for each tile that has points, and the first and last cell
+    of the points as ``int64 [2, 3]``.
 
     Raise ``SL822`` if the input cannot be read, and for a cell number beyond 2^31.
     """
-    if known := read_segment(job, number):
-        return known
     rows, done = np.empty(len(numbers := job.segments[number]), POINT), 0
     rows["index"] = numbers
     with open_cloud(job.source) as reader:
@@ -400,17 +398,13 @@ def choose_arithmetic(job: SurveyJob, known: int | None) -> dict[str, Any]:
     return {"device": device.type, "points at a time": known, **versions}
 
 
-def predict_group(job: SurveyJob, first: Tile) -> int:
+def predict_group(job: SurveyJob, first: Tile) -> None:
     """Predict the class codes of the points of the group of tiles that begins with ``first``, and write those of each
-    tile to the folder of the survey, unless it has all of them. Return the number of tiles that were predicted.
+    tile to the folder of the survey.
     """
-    counts = {tile: job.count(tile) for tile in job.groups[first]}
-    if all(job.folder.read_result(*each) is not None for each in counts.items()):
-        return 0
-    codes = np.split(predict_codes(job, [*counts]), np.cumsum([*counts.values()])[:-1])
-    for tile, own in zip(counts, codes, strict=True):
+    codes, tiles = predict_codes(job, job.groups[first]), job.groups[first]
+    for tile, own in zip(tiles, np.split(codes, np.cumsum([job.count(each) for each in tiles])[:-1]), strict=True):
         job.folder.write_result(tile, own)
-    return len(counts)
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
