@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from shiplap.audit.installed import checks, engine, gradients, jobs, schedule
 from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.engine import InstalledRequest, OpAudit, audit_installed_op
+from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import (
     CallRecipe,
     TensorRecipe,
@@ -189,8 +191,6 @@ def test_memory_that_was_never_written_is_one_finding(ops):
     finding = next(f for f in audit.result().findings if f.check == "uninitialized")
     audit._found["repeat"] = replace(finding, check="repeat")
     assert "repeat" not in {f.check for f in audit.result().findings}
-    audit._found["repeat"] = replace(finding, check="repeat", arguments={"x": "torch.ones(3)"})
-    assert audit._is_repeated(audit._found["repeat"]) is False
 
 
 def test_what_is_not_registered_is_counted_apart(ops, request_of):
@@ -374,6 +374,23 @@ def test_a_file_may_be_cut_off():
         expected = list(values) or [0, 1, 2, 3]
         assert made["self is cut off after 3 bytes"] == expected[:3]
         assert made["self is cut off after 1 bytes"] == expected[:1]
+
+
+def test_an_offset_too_many_that_changes_nothing_is_counted_apart():
+    def pooled(values, tables, offsets, strict):
+        """Return one sum for each of the bags of each table."""
+        count = len(tables) - 1
+        if strict and (len(offsets) - 1) % count:
+            raise ValueError("offsets have to be one more than the bags of all tables")
+        bags = count * ((len(offsets) - 1) // count)
+        return torch.stack([values[offsets[bag] : offsets[bag + 1]].sum() for bag in range(bags)])
+
+    def make():
+        return {"values": torch.ones(6), "tables": torch.tensor([0, 3, 6]), "offsets": torch.tensor([0, 1, 3, 4, 6])}
+
+    checks.check_surplus(PythonFunction(partial(pooled, strict=True)), make)
+    with pytest.raises(checks.MissingRegistration, match="an offset too many is taken and ignored"):
+        checks.check_surplus(PythonFunction(partial(pooled, strict=False)), make)
 
 
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):

@@ -14,7 +14,7 @@ from shiplap.audit.installed.descent import CRASHED, Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.places import Place, Property
 from shiplap.audit.installed.recipes import CallRecipe, TensorRecipe, recipe_from_text
-from shiplap.audit.installed.refusals import has_no_kernel, quotes, ranks_in, refusal_form
+from shiplap.audit.installed.refusals import EMPTY, has_no_kernel, quotes, ranks_in, refusal_form
 from shiplap.audit.installed.search import SearchState, search_calls, why_refused
 from shiplap.scaffold.schema import SchemaField, SchemaForm, parse_schema
 
@@ -262,7 +262,7 @@ def test_an_op_that_always_returns_no_elements_has_a_call():
     torch.library.impl("empty_ops::made", "CompositeExplicitAutograd", lambda x, n: x.new_empty(0))
     op, events = torch.ops.empty_ops.made.default, list[dict[str, object]]()
     search_calls(op, parse_schema(op._schema), 0, 0.1, SearchState(), events.append)
-    assert [e["results"] for e in events if e["kind"] == "found"] == [[("float32", [0])]]
+    assert [shape for e in events if e["kind"] == "found" for _, shape in e["results"]] == [[0]]
 
 
 def test_a_kernel_that_fakes_run_in_place_of_a_missing_one_refuses_no_call():
@@ -275,3 +275,22 @@ def test_a_kernel_that_fakes_run_in_place_of_a_missing_one_refuses_no_call():
     torch.library.define("fakeless_ops::twice", "(Tensor x) -> Tensor")
     torch.library.impl("fakeless_ops::twice", "CompositeExplicitAutograd", fails)
     assert why_refused(torch.ops.fakeless_ops.twice.default, call) == ""
+
+
+def test_a_message_with_a_number_below_zero_quotes_it():
+    assert quotes("dilation: 2", "dilation: -1", 2, -1)
+
+
+def test_from_an_empty_result_only_a_taken_call_leads_further():
+    def refuse(call: CallRecipe) -> str:
+        """Refuse another dtype, and a vector that is short by an empty result."""
+        x = call.arguments["x"]
+        if x.dtype != "float32":
+            return "x must be Float"
+        return EMPTY if x.shape[:1] < (4,) or call.arguments["n"] < 1 else ""
+
+    start = CallRecipe({"x": TensorRecipe("float32", (6,), 1), "n": 0})
+    end, refusal, calls = walk(refuse, start)
+    assert (refusal, end.arguments["x"].dtype, calls < 20) == ("", "float32", True)
+    stuck = CallRecipe({"x": TensorRecipe("float32", (2,), 1), "n": 0})
+    assert walk(refuse, stuck)[:2] == (stuck, EMPTY)

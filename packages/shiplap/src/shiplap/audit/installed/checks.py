@@ -353,6 +353,29 @@ def check_rows(op: Any, make: Make) -> str:
     return ""
 
 
+def check_surplus(op: Any, make: Make) -> str:
+    """Call the op on the arguments that ``make()`` returns, and with one element more in each vector of offsets alone.
+    It repeats the last one, and so adds an empty row. Return an empty string. Raise ``MissingRegistration`` if the
+    result is the same, so that the op does not compare the number of offsets with its other arguments, and a wrong
+    number of them goes unnoticed.
+    """
+    expected = call_op(op, make())
+    for name, value in make().items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int32, torch.int64):
+            continue
+        if value.dim() != 1 or len(value) < 2 or value[0] != 0 or value[-1] == 0 or (value.diff() < 0).any():
+            continue
+        arguments = make()
+        arguments[name] = torch.cat([arguments[name], arguments[name][-1:]])
+        try:
+            result = call_op(op, arguments)
+        except NotApplicable:
+            continue
+        if not difference(result, expected, 0.0):
+            raise MissingRegistration("an offset too many is taken and ignored")
+    return ""
+
+
 def check_reference(op: Any, make: Make) -> str:
     """Call a function and its plain version on the arguments that ``make()`` returns. Return a message that says how
     the results differ, or an empty string if they are close. Raise ``NotApplicable`` if the package ships no plain

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from shiplap.audit.installed.conditions import calls_that_meet
 from shiplap.audit.installed.places import Place, Property, first_tensor, places_of, whole_values_of
 from shiplap.audit.installed.recipes import ArgumentRecipe, CallRecipe, TensorRecipe
-from shiplap.audit.installed.refusals import dtypes_in, numbers_in, quotes, ranks_in, refusal_form, without_time
+from shiplap.audit.installed.refusals import EMPTY, dtypes_in, numbers_in, quotes, ranks_in, refusal_form, without_time
 
 _MOST_STEPS = 40
 _MOST_OTHERS = 8  # values of one property that are tried in one step
@@ -27,7 +27,9 @@ Attempt = Callable[[CallRecipe, CallRecipe], str | None]
 @dataclass
 class Descent:
     """A walk that begins with a refused call. ``attempt`` makes a call, and ``is_open()`` returns whether there is time
-    for more. ``moved`` is called with the call and the refusal to which each step leads.
+    for more. ``moved`` is called with the call and the refusal to which each step leads. ``depths`` has the number of
+    each form of a refusal, in the order in which they were met first: a check that was met late is likely to be one
+    that an op makes late.
 
     Most checks of an op say what they have got, and not of which argument. So one property of one argument after the
     other is set to a mark, a value that nothing else has. If the next message has the mark in place of the old value,
@@ -39,6 +41,7 @@ class Descent:
     is_open: Callable[[], bool]
     random: random.Random
     moved: Callable[[CallRecipe, str], None] = lambda call, refusal: None
+    depths: dict[str, int] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _forms: set[str] = field(default_factory=set)
     _last: str = ""  # the argument of the last quoted property
@@ -50,6 +53,7 @@ class Descent:
         for _ in range(_MOST_STEPS):
             self._seen.add(without_time(refusal))
             self._forms.add(refusal_form(without_time(refusal)))
+            self._depth(refusal)
             made = self._step(call, refusal) if refusal and self.is_open() else None
             if made is None:
                 break
@@ -64,7 +68,7 @@ class Descent:
         if refusal == CRASHED:
             return self._survivor(call)
         for meeting in calls_that_meet(refusal, call):
-            text = self.attempt(meeting, call)
+            text = self._made(meeting, call)
             if text is not None and (not text or without_time(text) not in self._seen):
                 return meeting, text
         loose, passed, made = self._marked(call, refusal)
@@ -91,7 +95,7 @@ class Descent:
         checks may follow indices and offsets, which 0 and 1 are likely to fit.
         """
         for made in _tamer_calls(call):
-            text = self.attempt(made, call)
+            text = self._made(made, call)
             if text is not None and text != CRASHED:
                 return made, text
         return None
@@ -120,7 +124,7 @@ class Descent:
             if mark is None:
                 continue
             marked = place.with_value(call, mark)
-            text = self.attempt(marked, call)
+            text = self._made(marked, call)
             if text == "":
                 return loose, passed, (marked, text)
             if quotes(without_time(refusal), without_time(text or ""), place.value(call), mark):
@@ -130,7 +134,7 @@ class Descent:
                     return loose, passed, made
             if text and without_time(text) != without_time(refusal):
                 loose.append(place)
-                passed = passed or ((marked, text) if self._is_new(text, mark) else None)
+                passed = passed or ((marked, text) if self._is_new(text, mark, refusal) else None)
             if not self.is_open():
                 break
         return loose, passed, None
@@ -145,20 +149,33 @@ class Descent:
         for place in places:
             other = self._replaced(place, call, refusal, most, follows=follows)
             # A message that has only other numbers, or that of an earlier check, leads less far.
-            if not self.is_open() or (other and self._is_new(other[1], place.value(other[0]))):
+            if not self.is_open() or (other and self._is_new(other[1], place.value(other[0]), refusal)):
                 return other or made
             made = other if other and (made is None or other[1] == CRASHED) else made
         return made
 
-    def _is_new(self, refusal: str, value: str | int) -> bool:
-        """Return whether a change of a property to ``value`` has led further, where ``refusal`` follows: it is empty,
-        or no call of this walk was refused by the check from which the message comes. An earlier check of the op that
-        the change fails quotes the ``value``. A call that ends the process may have done so in any place.
+    def _made(self, call: CallRecipe, source: CallRecipe) -> str | None:
+        """Make ``call``, and return what ``attempt`` returns."""
+        refusal = self.attempt(call, source)
+        if refusal and refusal != CRASHED:
+            self._depth(refusal)
+        return refusal
+
+    def _depth(self, refusal: str) -> int:
+        """Return how many forms of refusals were met before that of ``refusal``."""
+        return self.depths.setdefault(refusal_form(without_time(refusal)), len(self.depths))
+
+    def _is_new(self, refusal: str, value: str | int, before: str) -> bool:
+        """Return whether a change of a property to ``value`` has led further, where ``refusal`` follows on the message
+        ``before``: it is empty, or no call of this walk was refused by the check from which it comes, which was not met
+        before that of ``before``. An earlier check of the op that the change fails quotes the ``value``. A call that
+        ends the process may have done so in any place.
         """
-        if refusal == CRASHED:
-            return False
+        if not refusal or refusal == CRASHED or before == EMPTY:
+            return not refusal
         quoted = value in (*numbers_in(refusal), *dtypes_in(refusal))
-        return not refusal or not (quoted or refusal_form(without_time(refusal)) in self._forms)
+        known = quoted or refusal_form(without_time(refusal)) in self._forms
+        return not known and self._depth(refusal) > self._depth(before)
 
     def _ordered(self, call: CallRecipe, refusal: str) -> list[Place]:
         """Return the properties of ``call``. Those of arguments that ``refusal`` names come first, and then those of
@@ -188,13 +205,13 @@ class Descent:
         old, first, own = place.value(call), None, without_time(refusal)
         for value in place.others(call, refusal)[:most]:
             made = place.with_value(call, value)
-            text = self.attempt(made, call)
+            text = self._made(made, call)
             if text is not None:
                 last = without_time(text)
                 is_other = last not in (own, "") and not quotes(own, last, old, value)
-                if not text or (is_other if quoted else self._is_new(text, value)):
+                if not text or (is_other if quoted else self._is_new(text, value, refusal)):
                     return made, text
-                usable = not quoted and last not in self._seen and (follows or text != CRASHED)
+                usable = not quoted and own != EMPTY and last not in self._seen and (follows or text != CRASHED)
                 first = first or (made, text) if usable else first
             if not self.is_open():
                 break

@@ -255,11 +255,10 @@ class OpAudit:
         )
 
     def _is_repeated(self, finding: InstalledFinding) -> bool:
-        """Return whether another finding of the same call has the cause of this one: memory that was never written
-        holds something else in each call.
+        """Return whether another finding says more about the cause of this one: memory that was never written holds
+        something else in each call.
         """
-        cause = self._found.get("uninitialized")
-        return finding.check == "repeat" and cause is not None and cause.arguments == finding.arguments
+        return finding.check == "repeat" and "uninitialized" in self._found
 
     def _show_again(self, finding: InstalledFinding) -> InstalledFinding | None:
         """Return ``finding`` if its script shows it again, and write the script. Return None if it does not."""

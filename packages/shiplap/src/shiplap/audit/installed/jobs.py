@@ -30,6 +30,7 @@ BY_NAME: dict[str, Callable[[Any, Make], str]] = {
     "double_backward": gradients.check_double_backward,
     "autocast": gradients.check_autocast,
     "compile": checks.check_compile,
+    "surplus": checks.check_surplus,
     "rows": checks.check_rows,
     "crash": checks.check_crash,
 }

@@ -7,6 +7,7 @@ import re
 
 from shiplap.dtypes import DTYPES, preferred
 
+EMPTY = "an empty result"  # of a call that no check has refused
 # Errors of torch, of Triton and of packages where a device is missing.
 _NO_DEVICE = re.compile(
     "not compiled with CUDA|compiled with GPU support|NVIDIA driver|active drivers?|CUDA is not available|"
@@ -38,7 +39,7 @@ _NAMED_DTYPES = {row.aten.removeprefix("k").lower(): row.name for row in DTYPES.
 _DIMENSION = re.compile(r"Dimension (?:out of range .*but got|specified as) (\d)\b")
 _RANKS = {"scalar": 0, "vector": 1, "matrix": 2}
 _NUMBERS_IN_BRACKETS = re.compile(r"[\[(](\d{1,4}(?:, ?\d{1,4})*)[\])]")
-_TOKENS = re.compile(r"\w+|[^\w\s]")
+_TOKENS = re.compile(r"-?\b\d+\b|\w+|[^\w\s]")
 
 
 def without_time(text: str) -> str:

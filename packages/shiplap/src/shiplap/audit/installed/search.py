@@ -16,6 +16,7 @@ from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text
 from shiplap.audit.installed.refusals import (
+    EMPTY,
     NO_KERNEL_INSIDE,
     REFUSES_DEVICE,
     has_no_kernel,
@@ -27,7 +28,6 @@ from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
 _NO_ARGUMENT = "no such argument"
-EMPTY = "an empty result"
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 _PATIENCE = 5.0  # seconds of processor time of one call of a search on the CPU
@@ -175,11 +175,11 @@ class _CallSearch:
         """
         self.op, self.form, self.state, self.send, self.draws, self.seconds = op, form, state, send, draws, seconds
         self.frontier = [*zip(state.frontier, state.refusals, strict=True), *((t.call, "") for t in state.found)]
-        self.forms = set(map(refusal_form, state.refusals))
+        self.forms = {refusal_form(text): number for number, text in enumerate(state.refusals)}
         self.followed: set[str] = set()  # calls from which a walk has begun or at which one has ended
         self.kinds, self.left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
         self.kept = {repr(t.call) for t in state.found}
-        self.empty: CallRecipe | None = None  # the last call whose results have no elements
+        self.empty: CallRecipe | None = None  # the first call whose results have no elements
         # Time of the processor, so that other work on the machine does not shorten the search. The import of a package
         # does not count, which a process that was not forked from one with the package has made.
         self.since, self.latest = used_seconds(), time.monotonic() + _WAITING * seconds
@@ -204,7 +204,7 @@ class _CallSearch:
             else:
                 self.attempt(draws.changed(source), source)
         # Some ops return no elements on a device that they are not made for.
-        if not self.kept and self.empty is not None and self.forms == {EMPTY}:
+        if not self.kept and self.empty is not None and [*self.forms] == [EMPTY]:
             self._keep(self.empty)
 
     def _walk(self, source: CallRecipe, why: str) -> None:
@@ -215,7 +215,7 @@ class _CallSearch:
             self.send({"kind": "walked", "call": repr(call), "refusal": refusal[:400]})
 
         self.followed.add(repr(source))
-        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, moved).walk(source, why)
+        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, moved, self.forms).walk(source, why)
         moved(call, "")
         if refusal and call != source:
             self.followed.add(repr(call))
@@ -232,7 +232,7 @@ class _CallSearch:
         if not refusal:
             self._keep(call)
             return refusal
-        self.empty = call if refusal == EMPTY else self.empty
+        self.empty = call if refusal == EMPTY and self.empty is None else self.empty
         # No change of the arguments gives the op a kernel for the device, so the search ends.
         if has_no_kernel(self.form.name, refusal):
             self._end(f"no kernel for {device_name(self.draws.device)}: {refusal}")
@@ -242,7 +242,7 @@ class _CallSearch:
             self.draws.hint(refusal)
             # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
             if refusal_form(refusal) not in self.forms:
-                self.forms.add(refusal_form(refusal))
+                self.forms[refusal_form(refusal)] = len(self.forms)
                 self.frontier.append((call, refusal))
                 self.send({"kind": "refused", "call": repr(call), "refusal": refusal[:400]})
             return refusal
