@@ -262,6 +262,8 @@ def test_half_of_the_values_are_exact_numbers_of_the_code_or_small_whole_ones() 
     values = [vary_arguments(first, f, 1)[0] for f in made]
     assert 96 < int((values[0] == values[0].round()).sum()) < 288
     assert 96 < int((values[1] == 3.25).sum()) < 288
+    zeros = values[0][values[0] == 0]
+    assert set(torch.signbit(zeros).tolist()) == {False, True}, "a function may take the sign of a zero"
 
 
 def test_lists_of_tensors_of_one_shape_become_longer() -> None:

@@ -147,6 +147,8 @@ class FakeDriver:
 
     def release_retired(self) -> None: ...
 
+    def leave_room(self) -> None: ...
+
 
 class FakePrisoner:
     """A process that is an object of this one.

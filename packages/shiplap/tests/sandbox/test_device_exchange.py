@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.compare import Difference, bitwise_difference
-from shiplap.sandbox import call_batch
+from shiplap.sandbox import call_batch, device_memory
 from shiplap.sandbox.arguments import ArgumentArena, packed_locations
 from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
@@ -348,3 +348,34 @@ def test_settings_of_the_allocator_of_torch_are_not_passed_on(monkeypatch: pytes
     """Memory of expandable segments has no handle by which results could be read."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert "PYTORCH_CUDA_ALLOC_CONF" not in launcher_environment()
+
+
+@pytest.mark.parametrize(
+    ("free", "cached", "emptied"),
+    [(60, 40, False), (40, 30, True), (40, 5, False), (3, 4, True), (3, 2, False)],
+    ids=["there is room", "a large cache", "a small cache", "no room", "no room and nothing to return"],
+)
+def test_freed_memory_is_returned_where_other_processes_may_need_it(monkeypatch, free, cached, emptied) -> None:
+    """Of 100 bytes. The process that judges and the others each keep what they have freed, which adds up."""
+    returned: list[bool] = []
+    for name, value in (("mem_get_info", (free, 100)), ("memory_reserved", cached + 7), ("memory_allocated", 7)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append(True))
+    object.__new__(device_memory.DeviceDriver).leave_room()
+    assert bool(returned) == emptied
+
+
+def test_memory_is_returned_before_each_request_and_after_all_but_batches(driver: FakeDriver, monkeypatch) -> None:
+    """What a batch has allocated once has to be there when it is timed."""
+    left: list[str] = []
+    monkeypatch.setattr(driver, "leave_room", lambda: left.append("it"))
+    witness, (args, *_) = process_of(lambda x: x + 1), drawn(3)
+    witness.call(args)
+    left.clear()
+    witness.call(args)
+    assert len(left) == 2
+    left.clear()
+    with CallBatch(witness, 0, [args], blank=False) as batch:
+        assert len(left) == 1
+        batch.run_calls()
+    assert len(left) == 2

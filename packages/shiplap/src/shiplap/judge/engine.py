@@ -39,7 +39,7 @@ from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
-from shiplap.sandbox.device_memory import DeviceError, device_driver
+from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
@@ -424,8 +424,6 @@ def _check_one_form(
             if is_lack(e):
                 raise
             return False
-        if case.options.device != "cpu":
-            device_driver().leave_room()  # for the process of the candidate
         witness.call(args, expected)
     case.calls += 1
     # The same tensors cannot be passed again once they were written to.

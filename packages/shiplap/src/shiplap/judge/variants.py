@@ -38,7 +38,7 @@ INTEGER_KINDS = ("whole", "flags")  # kinds of values of integers and flags
 FINITE_KINDS = ("blank", "exact", *INTEGER_KINDS)
 # Powers of ten between which a scale is drawn.
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0), "huge": (9.5, 12.0)}
-WHOLE_NUMBERS, MOST_EXACT = tuple(float(n) for n in range(-8, 9)), 32  # at most so many numbers of the code
+WHOLE_NUMBERS, MOST_EXACT = (-0.0, *map(float, range(-8, 9))), 32  # at most so many numbers of the code
 MAX_THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
 MAX_SIGNED_FORMS = 4  # the most arguments that get negative numbers, each alone
 LARGEST_INTEGER = 1 << 20  # the largest integer, whose sums are not exact in float32

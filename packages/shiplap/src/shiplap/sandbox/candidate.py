@@ -161,9 +161,7 @@ class TargetProcess:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena, waiting: Waiting = None) -> None:
-        """Import ``target``, whose arguments lie in ``arena``, in the process. ``waiting`` is that of ``request``.
-        Raise ``CandidateError`` if the import fails.
-        """
+        """Import ``target``, whose arguments lie in ``arena``. ``waiting`` and the errors are those of ``request``."""
         self._request_with_arena(target, arena, "import", waiting)
 
     def _request_with_arena(
@@ -208,6 +206,8 @@ class TargetProcess:
         ``check``) or ends (with ``process``), ``MachineLack`` if a resource lacks, ``Timeout`` if the budget ends, and
         ``UnsupportedArguments`` if the target may decline arguments and does.
         """
+        if self.block is not None:
+            self.block.driver.leave_room()
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
         except Timeout:

@@ -183,6 +183,9 @@ class Child:
         if self._block is not None:
             self._block.driver.release_retired()
         reply: ReplyT = HANDLERS[type(message)](self, message, file)
+        # What a batch has allocated once has to be there when it is timed.
+        if self._block is not None and not isinstance(message, (protocol.PrepareBatch, protocol.RunBatch)):
+            self._block.driver.leave_room()
         return reply
 
     def _unpack(self, value: protocol.Packed, memory: Any) -> Any:

@@ -26,6 +26,7 @@ FLAG_BYTES, GATE_AT, END_AT = 4096, 0, 256  # the words at the start of a block 
 FIRST_AT, FIRST_BYTES = 512, 16  # what the first kernel of queued calls writes
 HANDLE_BYTES, FLUSHED_BYTES = 64, 256 << 20
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+NEEDED, WORTHWHILE = 0.5, 1 / 16  # shares of the memory of a GPU: free for all processes, and in the cache of one
 
 
 def lies_on_device(value: Any) -> bool:
@@ -280,10 +281,13 @@ class DeviceDriver:
         return torch.cuda.mem_get_info()[0]
 
     def leave_room(self) -> None:
-        """Empty torch's cache of freed memory in this process if it holds more than is free on the GPU. No other
-        process could use that memory.
+        """Empty torch's cache of freed memory in this process, which no other process can use, if less than half of the
+        GPU is free, and the cache holds a sixteenth of it or more than is free.
         """
-        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > torch.cuda.mem_get_info()[0]:
+        free, total = torch.cuda.mem_get_info()
+        if free > NEEDED * total:  # as a rule; to ask torch takes longer
+            return
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > min(free, WORTHWHILE * total):
             torch.cuda.empty_cache()
 
     def release_retired(self) -> None:
