@@ -229,6 +229,7 @@ def late(first, grad, saved, needs):
         (after_condition, "third x"),
         (lambda grad, s, needs: {"x": s.x @ s.weight if needs.x and grad is not None else None}, "x weight"),
         (lambda grad, saved, needs: {"x": grad * 2}, ""),
+        (lambda grad, saved, needs: (print(saved, grad[1:2]), saved.x), "x"),
     ],
 )
 def test_the_reads_are_found(fn: Callable[..., object], names: str) -> None:
