@@ -19,9 +19,10 @@ _OUT_OF_RANGE = re.compile(r"out of (range|bounds)", re.IGNORECASE)
 _LONG = 1024  # elements of a vector that a kernel follows beyond its end
 CRASHED = "the call ends the process"  # in place of a message
 
-# Makes a call that was made from another one. Returns the refusal, "" for a call that was taken, or None for a call
-# that is not made.
+# Makes a call that was made from another one. Returns the refusal, "" for a call that was taken, CRASHED for one that
+# has ended a process before, or None if the refusal says nothing about other arguments.
 Attempt = Callable[[CallRecipe, CallRecipe], str | None]
+Step = tuple[CallRecipe, str]  # a call, and its refusal
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Descent:
     _forms: set[str] = field(default_factory=set)
     _last: str = ""  # the argument of the last quoted property
 
-    def walk(self, call: CallRecipe, refusal: str) -> tuple[CallRecipe, str]:
+    def walk(self, call: CallRecipe, refusal: str) -> Step:
         """Return the call to which the walk from ``call`` leads, which was refused by the message ``refusal``, and its
         refusal, which is empty if it was taken.
         """
@@ -61,7 +62,7 @@ class Descent:
             self.moved(call, refusal)
         return call, refusal
 
-    def _step(self, call: CallRecipe, refusal: str) -> tuple[CallRecipe, str] | None:
+    def _step(self, call: CallRecipe, refusal: str) -> Step | None:
         """Return a call that differs from ``call`` in one property that its ``refusal`` is about, and the refusal of
         that call, or None if no change leads to a new one.
         """
@@ -90,11 +91,11 @@ class Descent:
                 return made
         return None
 
-    def _survivor(self, call: CallRecipe) -> tuple[CallRecipe, str] | None:
+    def _survivor(self, call: CallRecipe) -> Step | None:
         """Return a copy of ``call`` that does not end the process, and its refusal, or None. An op that has passed its
         checks may follow indices and offsets, which 0 and 1 are likely to fit.
         """
-        for made in _tamer_calls(call):
+        for made in _milder_calls(call):
             text = self._made(made, call)
             if text is not None and text != CRASHED:
                 return made, text
@@ -111,9 +112,7 @@ class Descent:
         if _OUT_OF_RANGE.search(refusal):
             yield whole_values_of(call), _MOST_OTHERS
 
-    def _marked(
-        self, call: CallRecipe, refusal: str
-    ) -> tuple[list[Place], tuple[CallRecipe, str] | None, tuple[CallRecipe, str] | None]:
+    def _marked(self, call: CallRecipe, refusal: str) -> tuple[list[Place], Step | None, Step | None]:
         """Set each property of ``call`` to a mark. Return those on which the message ``refusal`` depends, the first
         marked call that another check refuses, or None, and the step that follows from the first property that the
         message quotes, or None.
@@ -141,7 +140,7 @@ class Descent:
 
     def _changed(
         self, places: list[Place], most: int, call: CallRecipe, refusal: str, *, follows: bool = False
-    ) -> tuple[CallRecipe, str] | None:
+    ) -> Step | None:
         """Return a copy of ``call`` with another value of one of ``places``, and its refusal, or None. ``most`` values
         of each are tried. If ``follows`` is true, a call that ends the process is one, as if the op had gone on.
         """
@@ -196,7 +195,7 @@ class Descent:
 
     def _replaced(
         self, place: Place, call: CallRecipe, refusal: str, most: int, *, quoted: bool = False, follows: bool = False
-    ) -> tuple[CallRecipe, str] | None:
+    ) -> Step | None:
         """Return a copy of ``call`` with one of ``most`` other values of ``place``, and its refusal: that of the first
         value for which another check of the op refuses the call. If ``refusal`` has ``quoted`` the property, this may
         be the same check of the next argument, and None is returned if there is no such value. If not, it is then the
@@ -218,7 +217,7 @@ class Descent:
         return first
 
 
-def _tamer_calls(call: CallRecipe) -> Iterator[CallRecipe]:
+def _milder_calls(call: CallRecipe) -> Iterator[CallRecipe]:
     """Yield copies of ``call`` that are less likely to end the process. Vectors of floats have as many elements as a
     kernel is likely to follow. Whole numbers are 0 or 1, or offsets rise by 1, and one vector of them is longer by 1.
     """
