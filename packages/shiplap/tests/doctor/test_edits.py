@@ -946,6 +946,30 @@ def test_a_check_in_the_graph(tmp_path: Path, check: str, expected: str) -> None
     assert expected in changed
 
 
+@pytest.mark.parametrize(
+    ("handler", "proposed"),
+    [
+        ("try:\n    f(1)\nexcept ValueError:\n    pass", 0),
+        ("try:\n    f(1)\nexcept Exception as e:\n    print(type(e))", 0),
+        ("try:\n    f(1)\nexcept:\n    pass", 0),
+        ("try:\n    f(1)\nexcept (KeyError, RuntimeError):\n    pass", 0),
+        ("try:\n    f(1)\nexcept library.Failed:\n    pass", 0),
+        ("with contextlib.suppress(ValueError):\n    f(1)", 0),
+        ("with pytest.raises(ValueError):\n    f(1)", 0),
+        ("try:\n    import numpy\nexcept ImportError:\n    numpy = None", 1),
+    ],
+)
+def test_a_check_whose_exception_may_be_caught_stays(tmp_path: Path, handler: str, proposed: int) -> None:
+    """In the graph it raises RuntimeError, which another handler catches, or none."""
+    source = (
+        f"import torch\ndef f(x):\n    if x.any():  # HERE\n        raise ValueError('no')\n    return x\n{handler}\n"
+    )
+    assert len(proposals(tmp_path, source, edits_of_values.assert_on_device)) == proposed
+    if "ValueError" in handler:
+        other = source.replace("ValueError('no')", "Custom('no')")
+        assert proposals(tmp_path, other, edits_of_values.assert_on_device) == []
+
+
 def test_a_number_stays_a_tensor_in_arithmetic_alone(tmp_path: Path) -> None:
     editor = edits_of_values.keep_tensor
     (changed,) = proposals(tmp_path, "import torch\ndef f(x):\n    return x * x.sum().item()  # HERE\n", editor)

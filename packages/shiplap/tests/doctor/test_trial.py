@@ -363,7 +363,9 @@ def test_a_print_that_is_lost_or_cut_up_is_no_remedy(tmp_path: Path, lines: int,
     ("shown", "varies", "says"),
     [
         ("norms {'0': 3}\nloss 0.25\n", "", ""),
-        ("loss 0.25001\nnorms {'0': 3}\n", "", ""),
+        ("norms {'0': 3}\nloss 0.25001\n", "", ""),
+        ("loss 0.25\nnorms {'0': 3}\n", "", "the program prints its lines in another order: loss …"),
+        ("loss 0.25\nnorms {'0': 3}\n", "loss 0.75", ""),
         ("norms {}\nloss 0.25\n", "", "the program prints another line: norms {}"),
         ("norms {'0': 1}\nloss 0.25\n", "", "the program prints another line: norms {'…': …}"),
         ("norms {'0': 3}\nloss 0.5\n", "", "the program prints another line: loss …"),
@@ -398,6 +400,24 @@ def test_a_line_may_vary_first_in_a_trial(tmp_path: Path) -> None:
     laboratory = Timed(tmp_path, "x * (x.sum())")
     (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
     assert found.removed
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_an_order_of_lines_may_vary_by_itself(tmp_path: Path, by_itself: bool) -> None:
+    """Threads of a program print in no order of their own."""
+    lines = ["a\n", "b\n", "c\n"]
+
+    class Threads(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            self.number += 1
+            cured = self.cured_by in texts.get("program.py", "")
+            turned = self.number > 1 if by_itself else cured
+            shown = "".join(reversed(lines) if turned else lines)
+            return run(*(() if cured else (self.item,)), shown=shown)
+
+    laboratory = Threads(tmp_path, "x * (x.sum())")
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.removed == by_itself
 
 
 def test_an_address_and_the_last_operation_are_no_part_of_a_line() -> None:

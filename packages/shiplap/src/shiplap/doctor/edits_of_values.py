@@ -406,8 +406,11 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 @of_statement
 def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that replaces ``node`` by ``torch._assert_async``. The statement is an ``assert``, or an ``if``
-    that only raises an exception.
+    that only raises an exception. Yield nothing if the program may catch that exception, since a failed check raises
+    ``RuntimeError`` and leaves a GPU unusable.
     """
+    if any(_may_catch(each, node) for each in case.sources()):
+        return
     if isinstance(node, ast.Assert):
         text = f"torch._assert_async({condition_of_tensors(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
@@ -421,6 +424,27 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         if all(map(_makes_variables, node.body[:-1])):
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
+
+
+def _may_catch(source: Source, node: ast.stmt) -> bool:
+    """Return whether the file has a handler, or a call of ``suppress`` or ``raises``, that may catch the exception
+    which ``node`` raises, or the ``RuntimeError`` in its place. ``node`` is an ``assert`` or an ``if``.
+    """
+    raised = getattr(node.body[-1], "exc", None) if isinstance(node, ast.If) else ast.Name("AssertionError")
+    name = ast.unparse(raised.func if isinstance(raised, ast.Call) else raised) if raised is not None else ""
+    kinds = [getattr(builtins, each, None) for each in (name, "RuntimeError")]
+    # A class of the program may be derived from any other.
+    known = {c.__name__ for kind in kinds if isinstance(kind, type) for c in kind.__mro__} if kinds[0] else None
+    for n in ast.walk(source.tree):
+        called = isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in ("suppress", "raises")
+        if not called and not isinstance(n, ast.ExceptHandler):
+            continue
+        caught = n.args if isinstance(n, ast.Call) else [n.type] if n.type is not None else []
+        names = {a.id for each in caught for a in ast.walk(each) if isinstance(a, ast.Name)}
+        of_python = all(isinstance(getattr(builtins, each, None), type) for each in names)
+        if not caught or known is None or not of_python or names & known:
+            return True
+    return False
 
 
 def _makes_variables(node: ast.stmt) -> bool:
