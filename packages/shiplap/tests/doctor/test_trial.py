@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -472,15 +473,25 @@ def test_the_same_function_agrees_on_recorded_inputs(tmp_path: Path) -> None:
 
 
 def test_what_a_call_draws_changes_no_later_number(tmp_path: Path) -> None:
-    """An edit may draw more numbers in a call, or in front of it, where the next call begins."""
+    """An edit may draw numbers in front of a call, where the next one begins. More draws in a call would change what
+    the program draws later, which the trial shows by the first of them alone."""
     states = list[tuple[Any, float]]()
     for mode, more in (("record", 0), ("compare", 3)):
         torch.manual_seed(5)
         random.seed(5)
         seen = observed(tmp_path, mode, lambda x, more=more: (torch.rand(more), x)[1], torch.ones(3))
-        assert seen.differences == []
+        says = [d.partition(": ")[2] for d in seen.differences]
+        assert says == (["it draws other random numbers of torch"] if more else [])
         states.append((torch.rand(()), random.random()))
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy"])
+def test_draws_of_other_generators_are_compared(tmp_path: Path, generator: str) -> None:
+    draw = random.random if generator == "python" else np.random.rand
+    observed(tmp_path, "record", lambda x: x * 2, torch.ones(3))
+    (found,) = observed(tmp_path, "compare", lambda x: (draw(), x * 2)[1], torch.ones(3)).differences
+    assert found.endswith(f"it draws other random numbers of {generator}")
 
 
 @pytest.mark.parametrize(
