@@ -21,6 +21,7 @@ from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
+from shiplap.doctor.treatment import TriedEntry, as_first_seen
 from shiplap.doctor.trial import (
     _is_gone,
     _rows_computed_always,
@@ -218,6 +219,36 @@ def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, 
     assert not tried["b"].remedy
     text = " ".join(str(each) for each in tried["b"].lines(1))
     assert ("it goes with the remedy of another entry" in text) == (not other)
+
+
+@pytest.mark.parametrize("cured", [False, True])
+def test_an_entry_that_an_edit_has_moved_is_listed_once_where_it_was(tmp_path: Path, cured: bool) -> None:
+    """A part of the function has it on another line, and there its own remedies are tried."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+
+    class Moving(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            stubborn = replace(self.item, cause="question", call="b")
+            if "x * (x.sum())" not in texts.get("program.py", ""):
+                return run(self.item, stubborn)
+            moved = replace(place, line=9, function="f_part")
+            return run(*(() if cured else (replace(stubborn, place=moved),)))
+
+    laboratory = Moving(tmp_path, "")
+    tried = {t.call: t for t in _try_entries(laboratory, laboratory.run({}, "compare"))[0]}
+    assert list(tried) == ["x.sum().item", "b"]
+    assert tried["b"].where.endswith(f":{place.line}")
+    assert tried["b"].removed == cured
+
+
+def test_an_entry_that_comes_into_view_later_has_the_line_of_the_unchanged_file(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import torch\n\ndef f(x):\n    y = g(x)\n    return y\n")
+    later = replace(ITEM, place=replace(PLACE, file=str(file), line=12, code="    y = g(x)"), cause="other")
+    (seen,) = as_first_seen([TriedEntry.of(later)], [])
+    assert seen.where.endswith("program.py:4")
+    (twice,) = as_first_seen([replace(TriedEntry.of(later), code="x")], [])
+    assert twice.where.endswith("program.py:12")
 
 
 def test_a_recompile_that_torch_names_by_another_value_is_not_gone() -> None:

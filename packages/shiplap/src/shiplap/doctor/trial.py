@@ -18,7 +18,7 @@ from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, moved_lines, numbers_by_line, zeros_in_output
 from shiplap.doctor.remedies import Remedy, list_remedies
 from shiplap.doctor.scratch import Program, apply_edits, diff_texts, parse_program, split_lines
-from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
+from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry, as_first_seen, key_in_any_function
 from shiplap.errors import error
 from shiplap.safe_io.work_folders import work_folder
 
@@ -182,6 +182,7 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
         if not progress or not retried:
             break
         done -= retried
+    tried = as_first_seen(tried, first.entries)
     gone = [e for e in first.entries if _is_gone(e, first, now)]
     # What another entry's remedy removed was never tried by itself, or was tried before that remedy was found.
     known = {t.key: t for t in tried}
@@ -194,10 +195,14 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _is_gone(entry: Break | Recompile, first: Run, now: Run) -> bool:
-    """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, and no other entry of its kind and
-    function has come in its place. Another recompile of its function may not occur more often either.
+    """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, also in a function to which an edit
+    has moved its statement, and no other entry of its kind and function has come in its place. Another recompile of its
+    function may not occur more often either.
     """
     keys = {e.key for e in first.entries}
+    same = key_in_any_function(entry.key)
+    if any(e.key not in keys and key_in_any_function(e.key) == same for e in now.entries):
+        return False
     place = type(entry), entry.place.file, entry.place.function
     fresh = [e for e in now.entries if e.key not in keys and (type(e), e.place.file, e.place.function) == place]
     # Torch names one of several values that vary together, and may name the other one now.
