@@ -450,10 +450,12 @@ def _may_catch(source: Source, node: ast.stmt) -> bool:
     # A class of the program may be derived from any other.
     known = {c.__name__ for kind in kinds if isinstance(kind, type) for c in kind.__mro__} if kinds[0] else None
     for n in ast.walk(source.tree):
-        called = isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in ("suppress", "raises")
-        if not called and not isinstance(n, ast.ExceptHandler):
+        if isinstance(n, ast.ExceptHandler):
+            caught = [n.type] if n.type is not None else []
+        elif isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in ("suppress", "raises"):
+            caught = n.args
+        else:
             continue
-        caught = n.args if isinstance(n, ast.Call) else [n.type] if n.type is not None else []
         names = {a.id for each in caught for a in ast.walk(each) if isinstance(a, ast.Name)}
         of_python = all(isinstance(getattr(builtins, each, None), type) for each in names)
         if not caught or known is None or not of_python or names & known:

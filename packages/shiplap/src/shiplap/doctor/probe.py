@@ -190,7 +190,8 @@ class Probe:
             """
             self._compare(torch, f"{name}, call {number + 1}", known, results)
             if drawn := drawn_otherwise(torch, known["rng"]):
-                self.differences.append(f"{name}, call {number + 1}: it draws other random numbers of {drawn}")
+                drawn = f"{name}, call {number + 1}: the state of the random generator of {drawn}"
+                self._note_difference(torch, drawn, "", "other", "differs behind it")
             restore_rng(torch, known["rng"])
 
         return compare
