@@ -946,6 +946,62 @@ def test_a_check_in_the_graph(tmp_path: Path, check: str, expected: str) -> None
     assert expected in changed
 
 
+@pytest.mark.parametrize(
+    ("side", "made", "proposed"),
+    [
+        ("self.drop(x) + x", "torch.nn.Dropout(0.5)", 0),
+        ("self.drop(x)", "torch.nn.BatchNorm1d(3)", 0),
+        ("self.drop(x)", "torch.nn.Linear(3, 3)", 1),
+        ("x.relu() + len(x)", "torch.nn.Dropout(0.5)", 1),
+    ],
+)
+def test_no_side_is_computed_always_that_draws_or_keeps_statistics(
+    tmp_path: Path, side: str, made: str, proposed: int
+) -> None:
+    source = f"""
+        import torch
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop = {made}
+            def forward(self, x):
+                if x.sum() > 0:  # HERE
+                    return x * 2
+                return {side}
+    """
+    assert len(proposals(tmp_path, source, edits_of_values.where_for_branch)) == proposed
+
+
+@pytest.mark.parametrize(("more", "proposed"), [("", 1), ("f(x).sum().backward()", 0), ("x.requires_grad_()", 0)])
+def test_no_loop_of_torch_takes_gradients(tmp_path: Path, more: str, proposed: int) -> None:
+    source = f"import torch\ndef f(x):\n    while x.sum() > 1:  # HERE\n        x = x * 0.5\n    return x\n{more}\n"
+    assert len(proposals(tmp_path, source, edits_of_values.loop_as_operator)) == proposed
+
+
+@pytest.mark.parametrize(
+    ("handler", "proposed"),
+    [
+        ("try:\n    f(1)\nexcept ValueError:\n    pass", 0),
+        ("try:\n    f(1)\nexcept Exception as e:\n    print(type(e))", 0),
+        ("try:\n    f(1)\nexcept:\n    pass", 0),
+        ("try:\n    f(1)\nexcept (KeyError, RuntimeError):\n    pass", 0),
+        ("try:\n    f(1)\nexcept library.Failed:\n    pass", 0),
+        ("with contextlib.suppress(ValueError):\n    f(1)", 0),
+        ("with pytest.raises(ValueError):\n    f(1)", 0),
+        ("try:\n    import numpy\nexcept ImportError:\n    numpy = None", 1),
+    ],
+)
+def test_a_check_whose_exception_may_be_caught_stays(tmp_path: Path, handler: str, proposed: int) -> None:
+    """In the graph it raises RuntimeError, which another handler catches, or none."""
+    source = (
+        f"import torch\ndef f(x):\n    if x.any():  # HERE\n        raise ValueError('no')\n    return x\n{handler}\n"
+    )
+    assert len(proposals(tmp_path, source, edits_of_values.assert_on_device)) == proposed
+    if "ValueError" in handler:
+        other = source.replace("ValueError('no')", "Custom('no')")
+        assert proposals(tmp_path, other, edits_of_values.assert_on_device) == []
+
+
 def test_a_number_stays_a_tensor_in_arithmetic_alone(tmp_path: Path) -> None:
     editor = edits_of_values.keep_tensor
     (changed,) = proposals(tmp_path, "import torch\ndef f(x):\n    return x * x.sum().item()  # HERE\n", editor)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from shiplap.doctor.edits_of_effects import effect_in_op
+from shiplap.doctor.edits_of_effects import effect_in_op, writes_out_of_order
 from tests.doctor.programs import CountingBackend, proposals
 
 HOOK = """
@@ -156,3 +156,24 @@ def test_a_program_has_a_variable_count_and_an_op_in_each_file(tmp_path: Path) -
     run = torch.compile(ran["f"], backend=CountingBackend(), fullgraph=True)
     run(torch.ones(2), torch.tensor(5))
     assert int(ran["CALLS_OF_OPS"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "setting", "expected"),
+    [
+        ("print(x.item())", "print", True),
+        ("log.info('%s', x.item())", "warnings.warn", True),
+        ("print(x.item())", "note_later", True),
+        ("print(x.item())", "keep_later", False),
+        ("KEPT.append(x.item())", "print", False),
+        ("print(x.item())", "", False),
+    ],
+)
+def test_lines_of_graphs_and_lines_behind_them_have_no_common_order(
+    tmp_path: Path, call: str, setting: str, expected: bool
+) -> None:
+    """The graph writes the one where the call stood, and torch the other when the graph has run."""
+    (found,) = proposals(tmp_path, CALLS.format(call), effect_in_op, "", "", "f", "item")
+    functions = "def note_later(x):\n    print(x)\ndef keep_later(x):\n    KEPT.append(x)\n"
+    added = f"torch._dynamo.config.reorderable_logging_functions.add({setting})\n" if setting else ""
+    assert writes_out_of_order([found, functions + added]) == expected

@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
+from shiplap.doctor.treatment import TriedEntry, as_first_seen
 from shiplap.doctor.trial import (
     _is_gone,
     _rows_computed_always,
@@ -219,6 +221,36 @@ def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, 
     assert ("it goes with the remedy of another entry" in text) == (not other)
 
 
+@pytest.mark.parametrize("cured", [False, True])
+def test_an_entry_that_an_edit_has_moved_is_listed_once_where_it_was(tmp_path: Path, cured: bool) -> None:
+    """A part of the function has it on another line, and there its own remedies are tried."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+
+    class Moving(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            stubborn = replace(self.item, cause="question", call="b")
+            if "x * (x.sum())" not in texts.get("program.py", ""):
+                return run(self.item, stubborn)
+            moved = replace(place, line=9, function="f_part")
+            return run(*(() if cured else (replace(stubborn, place=moved),)))
+
+    laboratory = Moving(tmp_path, "")
+    tried = {t.call: t for t in _try_entries(laboratory, laboratory.run({}, "compare"))[0]}
+    assert list(tried) == ["x.sum().item", "b"]
+    assert tried["b"].where.endswith(f":{place.line}")
+    assert tried["b"].removed == cured
+
+
+def test_an_entry_that_comes_into_view_later_has_the_line_of_the_unchanged_file(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import torch\n\ndef f(x):\n    y = g(x)\n    return y\n")
+    later = replace(ITEM, place=replace(PLACE, file=str(file), line=12, code="    y = g(x)"), cause="other")
+    (seen,) = as_first_seen([TriedEntry.of(later)], [])
+    assert seen.where.endswith("program.py:4")
+    (twice,) = as_first_seen([replace(TriedEntry.of(later), code="x")], [])
+    assert twice.where.endswith("program.py:12")
+
+
 def test_a_recompile_that_torch_names_by_another_value_is_not_gone() -> None:
     first, second = (
         Recompile(PLACE, cause="length", title="", subject=name, values=(), guard=f"len({name}) == 1", fix="")
@@ -363,7 +395,9 @@ def test_a_print_that_is_lost_or_cut_up_is_no_remedy(tmp_path: Path, lines: int,
     ("shown", "varies", "says"),
     [
         ("norms {'0': 3}\nloss 0.25\n", "", ""),
-        ("loss 0.25001\nnorms {'0': 3}\n", "", ""),
+        ("norms {'0': 3}\nloss 0.25001\n", "", ""),
+        ("loss 0.25\nnorms {'0': 3}\n", "", "the program prints its lines in another order: loss …"),
+        ("loss 0.25\nnorms {'0': 3}\n", "loss 0.75", ""),
         ("norms {}\nloss 0.25\n", "", "the program prints another line: norms {}"),
         ("norms {'0': 1}\nloss 0.25\n", "", "the program prints another line: norms {'…': …}"),
         ("norms {'0': 3}\nloss 0.5\n", "", "the program prints another line: loss …"),
@@ -398,6 +432,24 @@ def test_a_line_may_vary_first_in_a_trial(tmp_path: Path) -> None:
     laboratory = Timed(tmp_path, "x * (x.sum())")
     (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
     assert found.removed
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_an_order_of_lines_may_vary_by_itself(tmp_path: Path, by_itself: bool) -> None:
+    """Threads of a program print in no order of their own."""
+    lines = ["a\n", "b\n", "c\n"]
+
+    class Threads(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            self.number += 1
+            cured = self.cured_by in texts.get("program.py", "")
+            turned = self.number > 1 if by_itself else cured
+            shown = "".join(reversed(lines) if turned else lines)
+            return run(*(() if cured else (self.item,)), shown=shown)
+
+    laboratory = Threads(tmp_path, "x * (x.sum())")
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.removed == by_itself
 
 
 def test_an_address_and_the_last_operation_are_no_part_of_a_line() -> None:
@@ -452,15 +504,26 @@ def test_the_same_function_agrees_on_recorded_inputs(tmp_path: Path) -> None:
 
 
 def test_what_a_call_draws_changes_no_later_number(tmp_path: Path) -> None:
-    """An edit may draw more numbers in a call, or in front of it, where the next call begins."""
+    """An edit may draw numbers in front of a call, where the next one begins. More draws in a call would change what
+    the program draws later, which the trial shows by the first of them alone."""
     states = list[tuple[Any, float]]()
     for mode, more in (("record", 0), ("compare", 3)):
         torch.manual_seed(5)
         random.seed(5)
         seen = observed(tmp_path, mode, lambda x, more=more: (torch.rand(more), x)[1], torch.ones(3))
-        assert seen.differences == []
+        says = [d.partition(": ")[2] for d in seen.differences]
+        assert says == (["the state of the random generator of torch differs behind it"] if more else [])
         states.append((torch.rand(()), random.random()))
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy"])
+def test_draws_of_other_generators_are_compared(tmp_path: Path, generator: str) -> None:
+    draw = random.random if generator == "python" else np.random.rand
+    observed(tmp_path, "record", lambda x: x * 2, torch.ones(3))
+    seen = observed(tmp_path, "compare", lambda x: (draw(), x * 2)[1], torch.ones(3))
+    assert seen.differences == [f"f, call 1: the state of the random generator of {generator} differs behind it"]
+    assert seen.unstable  # a program that seeds them by the clock is compared without them
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shiplap.doctor.edits import EFFECT_NAME, Case, Edits, Source, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_of_calls import measures_time
@@ -23,6 +23,7 @@ from shiplap.doctor.scratch import Edit
 # Functions and methods that make a number, a text or a size of a tensor, or a tensor without a gradient, which the op
 # copies. The effect then holds no tensor of the graph.
 _NUMBERS = frozenset({"bool", "float", "int", "len", "repr", "str", "item", "tolist", "size", "dim", "numel", "detach"})
+OP = "torch.library.custom_op"
 _PROPERTIES = frozenset({"shape", "dtype", "device", "ndim"})
 # Functions and methods that write their arguments as a text.
 _WRITING = re.compile(r"(^|\.)(print|warn|debug|info|warning|error|exception|critical|write)$")
@@ -67,6 +68,25 @@ def effect_in_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         start, end = source.span(node)[0], source.span(block[-1])[1]
         made_call = Edit(source.file, start, end, f"{name}({', '.join([CALL_COUNTER, *used])})")
         yield source.after_imports("\n".join(lines)), made_call
+
+
+def writes_out_of_order(texts: Iterable[str]) -> bool:
+    """Return whether one of the program's files ``texts`` has an op that writes a line when a graph runs, and one has
+    a call which writes another line and is moved behind graphs. The lines of a branch that no run of a trial takes
+    could change places.
+    """
+    trees = [ast.parse(text) for text in texts]
+    functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    writing = {each for each in functions if any(map(_writes, ast.walk(each)))}
+    in_graph = any(isinstance(d, ast.Call) and ast.unparse(d.func) == OP for n in writing for d in n.decorator_list)
+    moved = re.findall(r"reorderable_logging_functions\.add\(([\w.]+)\)", "\n".join(map(ast.unparse, trees)))
+    behind = any(_WRITING.search(name) or name in {n.name for n in writing} for name in moved)
+    return in_graph and behind
+
+
+def _writes(node: ast.AST) -> bool:
+    """Return whether ``node`` is a call that writes its arguments as a text."""
+    return isinstance(node, ast.Call) and _WRITING.search(ast.unparse(node.func)) is not None
 
 
 def _block_from(source: Source, node: ast.stmt) -> list[ast.stmt] | None:

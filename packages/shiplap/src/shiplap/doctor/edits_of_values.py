@@ -151,11 +151,21 @@ def condition_of_tensors(test: ast.expr) -> str:
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
 
+# Calls of modules of the compiled object, and of functions without a module; and what shows that such a call was made.
+_OF_PROGRAM = re.compile(r"self\.|(?!(abs|bool|dict|float|int|isinstance|len|list|max|min|range|sum|tuple)\b)\w+$")
+_NOTED = re.compile(r"dropout|(Batch|Instance)Norm|batch_norm|instance_norm|RReLU|_hook\(", re.IGNORECASE)
+
+
 @of_statement
 def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that replace a choice between two values by ``torch.where``. The choice is a conditional
-    expression in ``node``, or an ``if`` statement that assigns or returns a value.
+    expression in ``node``, or an ``if`` statement that assigns or returns a value. Yield nothing if a value comes from
+    a module or a function of the program, and the program has modules that draw numbers, keep statistics or have hooks.
     """
+    pair = _returned_pair(source, node) if isinstance(node, ast.If) else None
+    called = [ast.unparse(n.func) for each in (node, *(pair or ())) for n in ast.walk(each) if isinstance(n, ast.Call)]
+    if any(_OF_PROGRAM.match(each) for each in called) and any(_NOTED.search(each.text) for each in case.sources()):
+        return
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             text = _choice(chosen.test, source.code(chosen.body), source.code(chosen.orelse))
@@ -164,7 +174,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
                 yield source.with_import(source.replace(chosen, text), "torch")
     if not isinstance(node, ast.If):
         return
-    if (pair := _returned_pair(source, node)) is not None:
+    if pair is not None:
         left, right, last = pair
         start, end = source.span(node)[0], source.span(last)[1]
         if (chosen_text := _choice(node.test, source.code(left), source.code(right))) is not None:
@@ -378,12 +388,16 @@ def variables_of_functions(source: Source, node: ast.stmt) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+# Torch's while_loop has no gradient.
+_OF_GRADIENTS = re.compile(r"backward\(|requires_grad(?!\s*=\s*False)|autograd\.grad|\boptim\b")
+
+
 @of_statement
 def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that replaces ``node``, a ``while`` whose variables are tensors, by torch's operator
-    ``while_loop``.
+    ``while_loop``. Yield nothing if the program computes gradients.
     """
-    if not isinstance(node, ast.While) or node.orelse:
+    if not isinstance(node, ast.While) or node.orelse or any(_OF_GRADIENTS.search(s.text) for s in case.sources()):
         return
     # The body becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
@@ -406,8 +420,11 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 @of_statement
 def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that replaces ``node`` by ``torch._assert_async``. The statement is an ``assert``, or an ``if``
-    that only raises an exception.
+    that only raises an exception. Yield nothing if the program may catch that exception, since a failed check raises
+    ``RuntimeError`` and leaves a GPU unusable.
     """
+    if any(_may_catch(each, node) for each in case.sources()):
+        return
     if isinstance(node, ast.Assert):
         text = f"torch._assert_async({condition_of_tensors(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
@@ -421,6 +438,29 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         if all(map(_makes_variables, node.body[:-1])):
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
+
+
+def _may_catch(source: Source, node: ast.stmt) -> bool:
+    """Return whether the file has a handler, or a call of ``suppress`` or ``raises``, that may catch the exception
+    which ``node`` raises, or the ``RuntimeError`` in its place. ``node`` is an ``assert`` or an ``if``.
+    """
+    raised = getattr(node.body[-1], "exc", None) if isinstance(node, ast.If) else ast.Name("AssertionError")
+    name = ast.unparse(raised.func if isinstance(raised, ast.Call) else raised) if raised is not None else ""
+    kinds = [getattr(builtins, each, None) for each in (name, "RuntimeError")]
+    # A class of the program may be derived from any other.
+    known = {c.__name__ for kind in kinds if isinstance(kind, type) for c in kind.__mro__} if kinds[0] else None
+    for n in ast.walk(source.tree):
+        if isinstance(n, ast.ExceptHandler):
+            caught = [n.type] if n.type is not None else []
+        elif isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in ("suppress", "raises"):
+            caught = n.args
+        else:
+            continue
+        names = {a.id for each in caught for a in ast.walk(each) if isinstance(a, ast.Name)}
+        of_python = all(isinstance(getattr(builtins, each, None), type) for each in names)
+        if not caught or known is None or not of_python or names & known:
+            return True
+    return False
 
 
 def _makes_variables(node: ast.stmt) -> bool:

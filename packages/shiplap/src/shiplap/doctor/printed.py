@@ -1,10 +1,10 @@
-"""What a program prints in two runs: the same lines, with the same numbers but for rounding."""
+"""What a program prints in two runs: the same lines in the same order, with the same numbers but for rounding."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 # The address of an object, which is another one in each run, and the operation that an edit may replace.
 _VARIES = re.compile(r"\b0x[0-9a-f]+\b|(?<=grad_fn=)<\w+>")
@@ -13,10 +13,27 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 def different_lines(before: str, after: str) -> set[tuple[str, ...]]:
     """Return the lines that are in one of the outputs ``before`` and ``after`` more often than in the other, or with
-    other numbers. Each is what stands around its numbers. The order of lines does not count.
+    other numbers. Each is what stands around its numbers. The order of lines does not count (:func:`moved_lines`).
     """
     old, new = map(numbers_by_line, (before, after))
     return {line for line in old.keys() | new.keys() if not _is_alike(old.get(line, ()), new.get(line, ()))}
+
+
+def moved_lines(before: str, after: str, varying: Collection[tuple[str, ...]] = ()) -> set[tuple[str, ...]]:
+    """Return the lines between the first and the last one whose place differs in the outputs ``before`` and ``after``.
+    Each is what stands around its numbers. Lines in ``varying`` are left out.
+    """
+    old, new = ([line for line in _lines_of(text) if line not in varying] for text in (before, after))
+    while old and new and old[0] == new[0]:
+        del old[0], new[0]
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    return {*old, *new}
+
+
+def _lines_of(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield what stands around the numbers of each line of ``text``."""
+    return (tuple(_NUMBER.split(row)) for row in _VARIES.sub("...", text).splitlines())
 
 
 def numbers_by_line(text: str) -> dict[tuple[str, ...], list[tuple[float, ...]]]:

@@ -185,8 +185,13 @@ class Probe:
         restore_inputs(torch, given, known["inputs"])
 
         def compare(results: dict[str, Any]) -> None:
-            """Compare ``results`` with the recorded ones, and restore the random generators."""
+            """Compare ``results`` with the recorded ones, and restore the random generators. What a call draws besides
+            would change the results of later calls in the program itself.
+            """
             self._compare(torch, f"{name}, call {number + 1}", known, results)
+            if drawn := drawn_otherwise(torch, known["rng"]):
+                drawn = f"{name}, call {number + 1}: the state of the random generator of {drawn}"
+                self._note_difference(torch, drawn, "", "other", "differs behind it")
             restore_rng(torch, known["rng"])
 
         return compare
@@ -361,6 +366,22 @@ def rng_state(torch: ModuleType) -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def drawn_otherwise(torch: ModuleType, recorded: dict[str, Any]) -> str:
+    """Return the name of a random generator whose state differs from the one in ``recorded``, a result of
+    :func:`rng_state`. Return an empty string if there is none.
+    """
+    now = rng_state(torch)
+    # NumPy's state is a tuple that holds an array, and CUDA has a tensor for each device.
+    return next((name for name in recorded if comparable_state(now.get(name)) != comparable_state(recorded[name])), "")
+
+
+def comparable_state(state: Any) -> Any:
+    """Return the state of a random generator as a value that can be compared by ``==``."""
+    if isinstance(state, list | tuple):
+        return [comparable_state(each) for each in state]
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile
@@ -30,6 +31,7 @@ class TriedEntry:
         refused: the ids of the remedies that were tried and did not help, with the reasons.
         with_others: whether a remedy of another break or recompile has removed this one.
         key: the identity of the break or recompile.
+        code: the source code of the line.
         times: how often a recompile occurred without and with the remedy. The second number is 0 if it was removed.
     """
 
@@ -48,6 +50,7 @@ class TriedEntry:
     refused: dict[str, str] = field(default_factory=dict)
     with_others: bool = False
     key: tuple[str, ...] = ()
+    code: str = ""
     times: tuple[int, int] = (0, 0)
 
     @classmethod
@@ -58,7 +61,8 @@ class TriedEntry:
         """
         if remedy is not None:
             found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
-        return cls(entry.at.shown, entry.subject, entry.title, entry.owner, key=entry.key, **found)
+        at = entry.at
+        return cls(at.shown, entry.subject, entry.title, entry.owner, key=entry.key, code=at.code, **found)
 
     @property
     def removed(self) -> bool:
@@ -97,6 +101,44 @@ class TriedEntry:
         if not self.refused:
             return "none in the catalogue fits this cause and owner"
         return "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
+
+
+def key_in_any_function(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the identity of a break or recompile without its function, the second part of ``key``. An edit may have
+    moved its statement to another function.
+    """
+    return key[:1] + key[2:]
+
+
+def as_first_seen(tried: Sequence[TriedEntry], entries: Sequence[Break | Recompile]) -> list[TriedEntry]:
+    """Return ``tried`` with the lines and identities that their breaks and recompiles have in ``entries``, those of the
+    unchanged program. Edits move lines, and statements to other functions.
+
+    What came into view only after an edit gets the line of the unchanged file with the same code, if there is one.
+    """
+    first = {e.key: e for e in reversed(entries)}
+    taken = {t.key for t in tried}
+    made = list[TriedEntry]()
+    for each in tried:
+        known = first.get(each.key)
+        if known is None:
+            moved = (e for e in entries if key_in_any_function(e.key) == key_in_any_function(each.key))
+            known = next((e for e in moved if e.key not in taken), None)
+            taken |= {known.key} if known is not None else set()
+        shown = known.at.shown if known is not None else _line_of_unchanged_file(each)
+        made.append(replace(each, where=shown, key=known.key if known is not None else each.key))
+    return made
+
+
+def _line_of_unchanged_file(tried: TriedEntry) -> str:
+    """Return the place of ``tried`` with the number of the only line of its file that has the same code. Return the
+    place as it is if there is no such line, or several.
+    """
+    file, _, _ = tried.where.rpartition(":")
+    path = Path(tried.key[0]) if tried.key else Path()
+    rows = path.read_text(encoding="utf-8").splitlines() if tried.key and path.is_file() else []
+    same = [n for n, row in enumerate(rows, 1) if tried.code and row.strip() == tried.code.strip()]
+    return f"{file}:{same[0]}" if len(same) == 1 else tried.where
 
 
 @dataclass(frozen=True)

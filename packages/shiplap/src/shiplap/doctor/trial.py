@@ -13,11 +13,12 @@ from typing import IO, Any
 
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Case
+from shiplap.doctor.edits_of_effects import writes_out_of_order
 from shiplap.doctor.laboratory import Laboratory, Run
-from shiplap.doctor.printed import different_lines, numbers_by_line, zeros_in_output
+from shiplap.doctor.printed import different_lines, moved_lines, numbers_by_line, zeros_in_output
 from shiplap.doctor.remedies import Remedy, list_remedies
 from shiplap.doctor.scratch import Program, apply_edits, diff_texts, parse_program, split_lines
-from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
+from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry, as_first_seen, key_in_any_function
 from shiplap.errors import error
 from shiplap.safe_io.work_folders import work_folder
 
@@ -36,6 +37,7 @@ TAKEN, MORE = "another break took its place: ", "there are more entries: "
 NEVER_AGAIN = "no version was used a second time"
 NO_WITNESS = "no call of this run leaves the value out"
 OTHER_LINE = "the program prints another line: "
+OTHER_ORDER = "the program prints its lines in another order: "
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
@@ -180,6 +182,7 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
         if not progress or not retried:
             break
         done -= retried
+    tried = as_first_seen(tried, first.entries)
     gone = [e for e in first.entries if _is_gone(e, first, now)]
     # What another entry's remedy removed was never tried by itself, or was tried before that remedy was found.
     known = {t.key: t for t in tried}
@@ -192,10 +195,14 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _is_gone(entry: Break | Recompile, first: Run, now: Run) -> bool:
-    """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, and no other entry of its kind and
-    function has come in its place. Another recompile of its function may not occur more often either.
+    """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, also in a function to which an edit
+    has moved its statement, and no other entry of its kind and function has come in its place. Another recompile of its
+    function may not occur more often either.
     """
     keys = {e.key for e in first.entries}
+    same = key_in_any_function(entry.key)
+    if any(e.key not in keys and key_in_any_function(e.key) == same for e in now.entries):
+        return False
     place = type(entry), entry.place.file, entry.place.function
     fresh = [e for e in now.entries if e.key not in keys and (type(e), e.place.file, e.place.function) == place]
     # Torch names one of several values that vary together, and may name the other one now.
@@ -348,11 +355,13 @@ def _reason_beside(
     rows = _rows_computed_always(root, old, changed) if remedy.picks else ()
     reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
     # The line may vary by itself, as a time does. What a program that fails has not printed varies by no means.
-    if reason.startswith(OTHER_LINE):
+    if reason.startswith((OTHER_LINE, OTHER_ORDER)):
         again = laboratory.run(old, "compare", uncompiled=now.uncured)
         if again is not None and again.status == now.status:
-            laboratory.varying |= different_lines(now.shown, again.shown)
+            laboratory.varying |= different_lines(now.shown, again.shown) | moved_lines(now.shown, again.shown)
         reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
+    if not reason and writes_out_of_order(changed.values()):
+        reason = f"{OTHER_ORDER}those of ops and those that torch moves"
     if not reason and not _is_witnessed(laboratory, remedy, entry, old, now):
         reason = NO_WITNESS
     if not reason and isinstance(entry, Break) and entry.skipped:
@@ -409,6 +418,9 @@ def _reason_by_remedy(
     if other:
         line = next((line for line in numbers_by_line(after.shown) if line in other), min(other))
         return f"{OTHER_LINE}{'…'.join(line)[:80]}"
+    moved = set() if remedy.silent else moved_lines(now.shown, after.shown, varying)
+    if moved:
+        return f"{OTHER_ORDER}{'…'.join(min(moved))[:80]}"
     zeroed = (*after.zeroed, *zeros_in_output(now.output, after.output)) if remedy.measures else ()
     if zeroed:
         return f"{zeroed[0]} is 0, which the program measured"

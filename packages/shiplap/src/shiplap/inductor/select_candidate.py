@@ -41,7 +41,7 @@ from shiplap.inductor.prove_candidate import prove_template
 from shiplap.inductor.pytorch_candidate import StandaloneFunction, TracedCandidate, run_graph
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.finding import Finding
-from shiplap.torch_private import in_backward, inductor_lowering
+from shiplap.torch_private import compiles_to_cuda_graphs, in_backward, inductor_lowering
 from shiplap.torch_private.graph_nodes import overload_of
 from shiplap.tuning.bench import Bench, LocalBench
 from shiplap.tuning.candidate import Candidate, candidate_label
@@ -141,7 +141,7 @@ class CandidateSelection:
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
         # The choice with CUDA graphs is another than that of kernels which the host launches one by one.
-        if inductor_lowering.is_autotuning() and call.device.type == "cuda" and inductor_lowering.is_capturing_graphs():
+        if inductor_lowering.is_autotuning() and call.device.type == "cuda" and compiles_to_cuda_graphs():
             extra["launch"] = "graph"
         # What ``sl.tune`` stores, which knows no neighbours.
         alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
@@ -487,7 +487,7 @@ def _wait_for_launches(device: torch.device) -> Callable[[], Any] | None:
     """Return a function that waits until ``device`` has finished its work, if the compiled code launches each kernel
     from the host. Otherwise return None.
     """
-    if device.type != "cuda" or inductor_lowering.is_capturing_graphs():
+    if device.type != "cuda" or compiles_to_cuda_graphs():
         return None
     return partial(torch.cuda.synchronize, device)
 

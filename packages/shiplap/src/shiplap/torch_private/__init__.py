@@ -304,6 +304,15 @@ def capture_graph(
     return result, failure
 
 
+def compiles_to_cuda_graphs() -> bool:
+    """Return whether the compilation at hand replays its kernels from CUDA graphs (``mode="reduce-overhead"``), which
+    the host launches as a whole.
+    """
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
+
+
 def _abandon_capture(device: int, pool: Any) -> None:
     """Remove the memory pool and the random generator of ``device`` from a CUDA graph capture that could not be ended.
     Later calls then work.

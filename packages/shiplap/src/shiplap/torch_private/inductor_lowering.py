@@ -288,13 +288,6 @@ def is_autotuning() -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
-def is_capturing_graphs() -> bool:
-    """Return whether this compilation replays its kernels from CUDA graphs (``mode="reduce-overhead"``), which the host
-    launches as a whole.
-    """
-    return bool(config.triton.cudagraphs)
-
-
 def current_node() -> torch.fx.Node:
     """Return the FX node being lowered."""
     node = V.graph.current_node
