@@ -85,6 +85,9 @@ def test_imported_ops_are_not_the_module_s_own(tmp_path: Path) -> None:
     assert names(f"{tmp_path}/importing_ops.py:scale") == ["cli_targets::scale"]  # unless named
 
 
+MODULE = "a file whose name ends in .py, or the dotted name of a module"
+
+
 @pytest.mark.parametrize(
     ("text", "id", "what", "expected"),
     [
@@ -106,6 +109,9 @@ def test_imported_ops_are_not_the_module_s_own(tmp_path: Path) -> None:
         ("tests.cli.targets:not_an_op", "SL501", "no op has this name", "one of scale, shift"),
         ("tests.cli.test_app", "SL501", "the target declares no op", "a module that uses sl.op or sl.adopt"),
         ("README.md", "SL501", "the file holds no Python", "a file whose name ends in .py"),
+        ("./README.md", "SL501", "the file holds no Python", MODULE),
+        (".", "SL501", "the path is not a file", MODULE),
+        ("/dev/null", "SL501", "the path is not a file", MODULE),
         ("a:b:c", "SL501", "the target cannot be understood", "module:op, path/to/file.py[:op] or namespace::name"),
     ],
 )

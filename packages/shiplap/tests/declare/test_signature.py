@@ -405,6 +405,16 @@ def test_the_name_of_another_function_is_taken(ns):
         sl.op(f"{ns}::f")(second)
 
 
+def test_the_name_of_an_op_of_another_library_is_taken(ns):
+    def f(x: V) -> V: ...
+
+    torch.library.define(f"{ns}::f", "(Tensor x) -> Tensor")
+    for _ in range(2):  # a second try must not replace the op of the library
+        with fails("SL108", "an op that other code has registered with torch", where=f"{ns}::f"):
+            sl.op(f"{ns}::f")(f)
+    sl.op(f"{ns}::f.mine")(f)
+
+
 @pytest.mark.parametrize(
     "annotation", [None, Tensor, dict, list[V | None], tuple[V, dict], list[V] | None, typing.Any, "missing"]
 )

@@ -35,6 +35,36 @@ def running(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x.cumsum(0)
 
 
+@sl.op("refused::scaled")
+def scaled(x: Float[Tensor, "n"], by: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+    return x * by[0]
+
+
+@sl.op("refused::write", mutates="x", aliases="x")
+def write(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x.zero_()
+
+
+@sl.op("refused::positive", bounds={"m": "n"})
+def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
+    return x[x > 0]
+
+
+@sl.op("refused::copies")
+def copies(x: Float[Tensor, "n"]) -> list[Float[Tensor, "n"]]:
+    return [x + 0, x + 1]
+
+
+@sl.op("refused::halved")
+def halved(x: Float[Tensor, "n"], total: bool = False) -> tuple[Float[Tensor, "n"], Float[Tensor, ""] | None]:
+    return x / 2, x.sum() if total else None
+
+
+@sl.op("refused::twice")
+def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return 2 * x
+
+
 def refused(id, text, call):
     try:
         call()
@@ -52,6 +82,16 @@ refused("SL216", "plain tensors as y", lambda: plus(x, torch.randn(4, 3)))
 row = distribute_tensor(torch.randn(4), mesh, [Shard(0)])
 refused("SL217", "whole tensors", lambda: running(row))
 refused("SL217", "DTensors in a list", lambda: total([row, row]))
+refused("SL217", "DTensors beside a list", lambda: scaled(row, [torch.ones(4)]))
+refused("SL217", "plain tensors: it returns an argument that it writes to", lambda: write(row))
+refused("SL217", "plain tensors: its sizes depend on data", lambda: positive(row))
+refused("SL217", "plain tensors: it returns a list", lambda: copies(row))
+refused("SL217", "DTensors in a call of op.out", lambda: running.out(row, out=row + 0))
+whole = row.redistribute(placements=[Replicate()])  # which SL217 advises
+half, absent = halved(whole)
+assert absent is None and torch.equal(half.full_tensor(), row.full_tensor() / 2)
+for call in (torch.compile(lambda x: twice(x), fullgraph=True, backend="eager"), twice):  # a trace comes first
+    assert torch.equal(call(row).full_tensor(), 2 * row.full_tensor())
 dist.destroy_process_group()
 """
 

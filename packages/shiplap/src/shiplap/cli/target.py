@@ -199,6 +199,10 @@ def import_home(home: str) -> ModuleType:
     """
     if home.endswith(".py"):
         return _import_file(Path(home))
+    if home.startswith(".") or os.sep in home:  # importlib takes a name such as "." for a relative one
+        what = "the file holds no Python" if Path(home).is_file() else "the path is not a file"
+        expected = "a file whose name ends in .py, or the dotted name of a module"
+        raise error("SL501", where=home, what=what, got=home, expected=expected)
     find_in_current_folder(home)
     return _import_module(home)
 

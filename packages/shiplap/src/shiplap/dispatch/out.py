@@ -26,7 +26,7 @@ from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.outputs import check_outputs
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.outputs import requires_grad, scratch_name
-from shiplap.torch_private import available, dispatcher_calls, dispatcher_transforms
+from shiplap.torch_private import available, dispatcher_calls, dispatcher_transforms, dtensor
 from shiplap.torch_private.dispatcher_library import Registrations
 
 __all__ = ["OutVariant", "has_out_variant", "out_variant_name", "out_variant_schema", "scratch_name"]
@@ -179,6 +179,8 @@ class OutVariant:
         op = self.op
         if wrong := op.refusal(cause) or op.plan.misfit(args, kwargs):  # the arguments come first
             raise wrong from None
+        if any(map(dtensor.is_dtensor, (*args, *kwargs.values(), *given))):
+            raise error("SL217", where=self.spec.name, got="DTensors in a call of op.out", expected="plain tensors")
         self._check_call(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
     def _take_outputs(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:

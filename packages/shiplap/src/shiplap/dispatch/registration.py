@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from shiplap.declare.schema import WRITES, dispatcher_tags, overload_below_autograd, public_schema, schema_text
+from shiplap.declare.sharding_rule import failure_hooks
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
@@ -165,9 +166,13 @@ class RegisteredOp(Executor):
 
     def _register_with_torch(self) -> None:
         """Define the op in torch, with its overloads, its fake, vmap and autocast rules, its autograd and its
-        out-variant.
+        out-variant. Raise ``SL108`` if torch has an op of this name that no declaration has registered.
         """
         spec, name = self.spec, self.spec.opname
+        if Registrations.is_foreign(spec.namespace, name):
+            got, expected = "an op that other code has registered with torch", "a name that torch does not have"
+            fix = f'give the op another name, or adopt the existing one with @sl.adopt("{spec.name}")'
+            raise error("SL108", where=spec.name, got=got, expected=expected, fix=fix)
         self._registrations = there = Registrations.of(spec.namespace, name)
         # An op with view results is traced through its reference, and has no part below autograd.
         if spec.view:
@@ -224,14 +229,17 @@ class RegisteredOp(Executor):
 
         there.fake(name, keeping_calls_apart if self.spec.draws else fake)
 
-    def _explain_error(self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShiplapError | None:
-        """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused with
-        ``cause``. Return None if there is none.
+    def _explain_error(
+        self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ShiplapError | Literal[True] | None:
+        """Return the catalogue error of a call that native code, the schema, ``functionalize`` or DTensor refused with
+        ``cause``. Return True if a failure hook has repaired the cause, and None if there is no such error.
         """
         if self.spec.mutated and FUNCTIONALIZED in str(cause):
             got, expected = "torch.func.functionalize or a nested region", "torch.compile or torch.export alone"
             return error("SL137", where=self.spec.name, got=got, expected=expected)
-        return self.refusal(cause) or self.plan.misfit(args, kwargs)
+        wrong = self.refusal(cause) or self.plan.misfit(args, kwargs)
+        return wrong or any(hook(self, (*args, *kwargs.values()), cause) for hook in failure_hooks) or None
 
     def _define_composed(self, there: Registrations) -> None:
         """Define the public overload of an op that returns arguments or views. It is implemented by calls of other ops.

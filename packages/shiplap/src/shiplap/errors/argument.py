@@ -165,12 +165,13 @@ register(
             "the op has no sharding rule for this call",
             (
                 "Shiplap runs an op on sharded tensors only if a sharding rule says how the results of the ranks "
-                "form the result of the whole. It never gathers shards silently. No rule can cover DTensors in a "
-                "list."
+                "form the result of the whole. It never gathers shards silently. DTensor itself cannot represent "
+                "tensors in a list, sizes that depend on data, or an argument that an op writes to and returns."
             ),
             (
                 "pass x.redistribute(placements=[Replicate()] * x.device_mesh.ndim) for each sharded tensor x, or "
-                'declare a rule such as op.sharding({"x": 0}, 0). In a list, pass plain tensors'
+                'declare a rule such as op.sharding({"x": 0}, 0). Where plain tensors are expected, pass '
+                "x.full_tensor() of each DTensor x"
             ),
         ),
         (

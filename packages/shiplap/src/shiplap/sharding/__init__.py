@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dtensor
@@ -23,13 +24,14 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     Raises:
         ArgumentError: ``SL216`` for tensors among DTensors, ``SL217`` where no sharding rule is known.
     """
-    for given in values:
-        if isinstance(given, (list, tuple)) and any(map(dtensor.is_dtensor, given)):
-            raise error(
-                "SL217", where=op.spec.name, got="DTensors in a list", expected="plain tensors in lists"
-            ) from None
-    if not any(dtensor.is_dtensor(v) for v in values):
+    listed = [t for v in values if isinstance(v, (list, tuple)) for t in v if hasattr(t, "shape")]
+    if not any(map(dtensor.is_dtensor, (*values, *listed))):
         return False
+    if listed:
+        got = f"DTensors {'in' if any(map(dtensor.is_dtensor, listed)) else 'beside'} a list"
+        raise error("SL217", where=op.spec.name, got=got, expected="plain tensors: it takes a list") from None
+    if why := _why_never_distributed(op.spec):
+        raise error("SL217", where=op.spec.name, got="DTensors", expected=f"plain tensors: {why}") from None
     if dtensor.lacks_strategy(cause):
         from shiplap.sharding.place import register_with_dtensor  # here: the samples and DTensor take long to import
 
@@ -50,3 +52,14 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
         got = f"DTensors, and plain tensors as {', '.join(plain)}"
         raise error("SL216", where=op.spec.name, got=got, expected="DTensors of one mesh, or plain tensors") from None
     return False
+
+
+def _why_never_distributed(spec: OpSpec) -> str:
+    """Return the reason why DTensor can represent no call of the op ``spec``, not even one with whole tensors. Return
+    an empty string if there is none.
+    """
+    if spec.returned:
+        return "it returns an argument that it writes to"
+    if spec.dynamic:
+        return "its sizes depend on data"
+    return "it returns a list" if any(r.many for r in spec.made) else ""

@@ -28,6 +28,7 @@ from shiplap.sampling.run import reference_effects64
 from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.sampling.sizes import dim_environment, search_sizes
 from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
+from shiplap.torch_private.dispatcher_calls import outside_modes
 
 SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
@@ -77,7 +78,8 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
     key = (op.identity, *(_rule_key_part(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
     rules = _known.get(key)
     if rules is None:
-        rules = derive_rules(op, samples_like(op, args))
+        with outside_modes():  # a trace may be the first to need them, and others take them from the cache
+            rules = derive_rules(op, samples_like(op, args))
         if len(_known) >= KEPT:  # as of an op that gets another number in each call
             _known.clear()
         _known[key] = rules

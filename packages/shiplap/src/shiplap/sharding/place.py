@@ -52,7 +52,8 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
         got = f"{', '.join(cut)} cut or partial"
         raise error("SL217", where=op.spec.name, got=got, expected=f"whole tensors: {why}")
     # Whole tensors are always possible.
-    ways = [([Replicate() for _ in op.spec.outputs], [_whole_placement(v) for v in given])]
+    results = op.spec.made if op.spec.traced else op.spec.outputs
+    ways = [([Replicate() for _ in results], [_whole_placement(v) for v in given])]
     for rule in rules:
         if all(_shards_admitted(op, rule, args, world) for world in mesh):
             inputs = dict(rule.inputs)

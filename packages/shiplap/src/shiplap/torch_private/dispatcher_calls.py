@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -24,6 +24,9 @@ from shiplap.torch_private import available
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+
+# Of an error and the arguments of its call. It returns the error to raise instead, True to repeat the call, or None.
+Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], "Exception | Literal[True] | None"]
 
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
@@ -291,6 +294,20 @@ class DirectCall(Generic[P, R]):
 
 Parameters = ParamSpec("Parameters")
 Built = TypeVar("Built")
+
+
+def answer_failure(
+    cause: RuntimeError, refusal: Refusal, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Return the result of ``call`` if ``refusal`` has made ``cause`` obsolete. Otherwise raise what it returns for
+    ``cause``, or ``cause`` itself if it returns None or the class of ``cause`` is not one that torch raises.
+    """
+    answer = refusal(cause, args, kwargs) if type(cause) in (RuntimeError, NotImplementedError) else None
+    if answer is True:
+        return call(*args, **kwargs)
+    if answer is None:
+        raise cause
+    raise answer from None
 
 
 def without_modes() -> AbstractContextManager[object]:

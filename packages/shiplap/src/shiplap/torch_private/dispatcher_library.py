@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from torch.library import Library
 
 from shiplap.torch_private import available
-from shiplap.torch_private.dispatcher_calls import is_autocast_on
+from shiplap.torch_private.dispatcher_calls import Refusal, answer_failure, is_autocast_on
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -90,7 +90,6 @@ def counting_writes() -> Iterator[None]:
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
-Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], Exception | None]  # of a call's arguments
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 # Of a device type, the arguments of a call and its keywords. It returns both, converted by the rule of the op.
 Cast: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -159,6 +158,11 @@ class Registrations:
         self._above: dict[str, str] = {}
         self._functions: list[Implementation] = []
         _kept.append(self)
+
+    @staticmethod
+    def is_foreign(namespace: str, name: str) -> bool:
+        """Return whether torch has an op ``name`` in ``namespace`` that was not registered here."""
+        return (namespace, name) not in _editions and find_overload(namespace, name) is not None
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
@@ -266,9 +270,9 @@ class Registrations:
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
         """Register ``refusal(error, args, kwargs)`` for the op ``name``.
 
-        ``refusal`` returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None,
-        the original error is raised. ``check(args, kwargs)``, unless it is None, is called before torch converts the
-        arguments, and raises an error for wrong ones.
+        ``refusal`` returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call, None to raise the
+        original error, or True to repeat the call. ``check(args, kwargs)``, unless it is None, is called before torch
+        converts the arguments, and raises an error for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
@@ -378,16 +382,15 @@ def _with_own_errors(
 ) -> Implementation:
     """Return a function that calls ``check``, unless it is None, and then ``plain``, the op's function in torch.
 
-    A ``RuntimeError`` is replaced by the ``ShiplapError`` that ``refusal`` returns for it. If both autocast and
-    ``torch.func`` are active, ``leave`` is called in place of ``plain``.
+    ``refusal`` is that of :meth:`Registrations.translate_errors`. If both autocast and ``torch.func`` are active,
+    ``leave`` is called in place of ``plain``.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
         """Call ``check`` and then ``plain`` with the arguments. If autocast and a transform of ``torch.func`` are both
-        active, call ``leave`` in place of ``plain``. If a ``RuntimeError`` itself, and no subclass, is raised, and
-        ``refusal`` returns an error for it, raise that error instead.
+        active, call ``leave`` in place of ``plain``. For a ``RuntimeError``, do what ``refusal`` returns.
         """
         try:
             if check is not None:
@@ -396,9 +399,7 @@ def _with_own_errors(
                 return leave(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
-                raise wrong from None
-            raise
+            return answer_failure(e, refusal, called, args, kwargs)
 
     vars(called)["plain"] = plain
     return called
@@ -454,9 +455,7 @@ def _below_autograd(
                 return plain(*args, **kwargs)
             return raw(*args)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
-                raise wrong from None
-            raise
+            return answer_failure(e, refusal, called, args, kwargs)
 
     vars(called)["plain"] = plain
     if not cast:
@@ -482,9 +481,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
                 return above(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
-                raise wrong from None
-            raise
+            return answer_failure(e, refusal, called, args, kwargs)
 
     vars(called)["plain"] = plain
     vars(called)["coded"] = _with_own_errors(plain, refusal)
