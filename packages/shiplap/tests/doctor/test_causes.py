@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Break, Diagnosis, SourcePlace
-from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_break, classify_message, owner_of_break
+from shiplap.doctor.causes import (
+    BREAK_CAUSES,
+    BreakMessage,
+    classify_break,
+    classify_message,
+    find_call_at,
+    owner_of_break,
+)
 from shiplap.doctor.examine import _name_consequence
 from shiplap.doctor.fix import remedy_for_break
 from shiplap.doctor.registry import entry_by_id, entry_by_type, registry_entries
@@ -198,3 +206,20 @@ def test_a_break_that_follows_another_on_its_line_is_no_entry_of_its_own() -> No
     assert _name_consequence(second, (first, second), ()).follows == "the other break on this line"
     assert _name_consequence(first, (first, second), ()) == first
     assert _name_consequence(second, (second,), ()) == second
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "call"),
+    [
+        ("out[rows] = experts[idx](x[rows])", "item", "experts[idx]"),
+        ("out[rows] = x[rows] * 2", "shape", "x[rows]"),
+        ("out[rows] = 0", "shape", "out[rows]"),
+    ],
+)
+def test_the_subscript_at_fault_is_one_that_needs_the_value(tmp_path: Path, code: str, cause: str, call: str) -> None:
+    """A list of modules needs its index as a number. A write to selected rows has no size of its own."""
+    file = tmp_path / "program.py"
+    file.write_text(f"{code}\n")
+    found = find_call_at(SourcePlace(str(file), 1, "f", code), cause)
+    assert found is not None
+    assert ast.unparse(found) == call

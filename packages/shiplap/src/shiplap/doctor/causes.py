@@ -399,8 +399,11 @@ def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
         return _innermost_call(calls)
     # Signs in the outer loop: a surer sign elsewhere on the line wins over a weaker one in front of it.
     matching = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
-    subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
-    return next(matching, None) or next(subscripts, None)
+    subscripts = [n for n in on_line if isinstance(n, ast.Subscript)] if cause in ("item", "shape") else []
+    # An index of a list of modules becomes a number. What is read has a size by values, and what is written has not.
+    called = [c.func for c in calls] if cause == "item" else []
+    subscripts.sort(key=lambda n: (n not in called, not isinstance(n.ctx, ast.Load)))
+    return next(matching, None) or next(iter(subscripts), None)
 
 
 def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:

@@ -128,7 +128,9 @@ _EQUALITY_GUARD = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
 # Torch guards on the outcome of a comparison where a number varies freely.
 _ORDER_GUARD = re.compile(r"(?P<name>[A-Za-z_][\w.\[\]']*) (?:<|<=|>|>=|!=) (?P<old>-?[\w.]+)")
 # One with a formula, or with two bounds: the guard names a variable among numbers and signs.
-_FORMULA_GUARD = re.compile(r"[-+*/%()\d\s]*(?P<name>[A-Za-z_][\w.\[\]']*)[-+*/%()\d\s]*")
+_FORMULA_GUARD = re.compile(r"[-+*/%().\d\s]*(?P<name>[A-Za-z_][\w.\[\]']*)[-+*/%().\d\s]*")
+# An attribute, and no number such as 1.0.
+_OWNED = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])*\.")
 _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 
 
@@ -178,13 +180,13 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard) or _ORDER_GUARD.fullmatch(guard):
         name = plain_source(match["name"])
-        owned = "." in name.removesuffix(".item()")  # a tensor's value is a number of its own
+        owned = _OWNED.search(name.removesuffix(".item()"))  # a tensor's value is a number of its own
         kind = "mode" if name.endswith(".training") else "attribute" if owned else "value"
         return GuardFailure(kind, name, (match["old"],))
     sides = [side for side in re.split(r"<=|>=|==|!=|<|>", guard) if re.search(r"[A-Za-z_]", side)]
     if len(sides) == 1 and sides[0] != guard and (match := _FORMULA_GUARD.fullmatch(sides[0])):
         name = plain_source(match["name"])
-        return GuardFailure("attribute" if "." in name else "value", name)
+        return GuardFailure("attribute" if _OWNED.search(name) else "value", name)
     return GuardFailure("other", name or guard)
 
 
