@@ -93,3 +93,20 @@ def test_a_python_kernel_without_a_rule_runs_outside_of_autocast_on_a_gpu(ns):
     for kind in ("cuda", "cpu"):
         with torch.autocast(kind, torch.bfloat16):
             assert rows(x).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_body_conjugates_and_differentiates_below_a_compiled_graph(ns):
+    """A compiled graph excludes dispatch keys, without which ``conj()`` and ``torch.func`` have no effect."""
+
+    @sl.op(f"{ns}::correlated")
+    def correlated(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        tangent = torch.func.jvp(torch.sin, (x,), (y,))[1]
+        return torch.fft.ifft(torch.fft.fft(x) * torch.fft.fft(y).conj()).real + tangent
+
+    x, y = torch.arange(5.0), torch.arange(5.0).square()
+    compiled = torch.compile(lambda x, y: correlated(x, y), fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, y), correlated(x, y))
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x, y), correlated(x, y))

@@ -54,6 +54,9 @@ class Executor(OpState):
         """
         if dispatcher_calls.any_autocast():
             return call_outside_region(self.execute, args, kwargs)
+        if dispatcher_calls.lacks_eager_keys():
+            result: Result = dispatcher_calls.call_with_eager_keys(self.execute, args, kwargs)
+            return result
         if (
             self.fast_execute is None
             or kwargs

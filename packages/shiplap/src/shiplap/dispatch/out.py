@@ -198,6 +198,9 @@ class OutVariant:
         if dispatcher_calls.any_autocast():
             call_outside_region(self.execute, args, kwargs)
             return
+        if dispatcher_calls.lacks_eager_keys():
+            dispatcher_calls.call_with_eager_keys(self.execute, args, kwargs)
+            return
         op = self.op
         graded = torch.is_grad_enabled()
         if (

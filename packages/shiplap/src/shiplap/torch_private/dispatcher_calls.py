@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, reduce, wraps
+from operator import or_
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import torch
@@ -25,6 +26,12 @@ from shiplap.torch_private import available
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+# Whether keys of eager code are excluded, as below a compiled graph. A call of it has no Python frame.
+lacks_eager_keys = partial(torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.Conjugate)
+_keys: Any = torch._C.DispatchKey.__members__
+# The keys that eager code excludes: those of autocast unless it is on, and in inference mode those of autograd too.
+_AUTOCAST: Any = reduce(or_, (torch._C.DispatchKeySet(k) for name, k in _keys.items() if name.startswith("Autocast")))
+_IN_INFERENCE: Any = reduce(or_, (torch._C.DispatchKeySet(k) for n, k in _keys.items() if n.startswith("Auto")))
 # Of an error and the arguments of its call. It returns the error to raise instead, True to repeat the call, or None.
 Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], "Exception | Literal[True] | None"]
 
@@ -308,6 +315,17 @@ def answer_failure(
     if answer is None:
         raise cause
     raise answer from None
+
+
+def call_with_eager_keys(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``function``, whose operators torch dispatches as in eager code, and return its result. Below a compiled
+    graph torch otherwise skips what the graph has done already: ``x.conj()`` counts as ``x``, and transforms of
+    ``torch.func`` and autograd inside of ``function`` have no effect.
+    """
+    kept = _IN_INFERENCE if torch.is_inference_mode_enabled() else _AUTOCAST
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    with guard(torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set() & kept):
+        return function(*args, **kwargs)
 
 
 def without_modes() -> AbstractContextManager[object]:
