@@ -227,6 +227,22 @@ def test_operators_of_the_candidate_that_cannot_be_listed_are_a_missing_check(ca
         _compare_operators(case, witness, twin, forms)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError, NotImplementedError, TypeError])
+def test_a_copy_that_cannot_be_page_locked_is_made_elsewhere(monkeypatch, error: type[Exception]) -> None:
+    """As of a nested tensor, or on a machine that locks no more memory."""
+
+    class OnDevice(torch.Tensor):
+        is_cuda = True
+
+    def refuse(*args: Any, **options: Any) -> None:
+        assert options == {"device": "cpu", "pin_memory": True}
+        raise error("no more")
+
+    monkeypatch.setattr(torch, "empty_like", refuse)
+    monkeypatch.setattr(index_bounds, "lies_on_device", lambda t: True)
+    assert index_bounds.to_host(torch.arange(3).as_subclass(OnDevice)).tolist() == [0, 1, 2]
+
+
 def test_operators_of_candidate_and_reference_are_listed_side_by_side() -> None:
     both, listed = Barrier(2), []
 

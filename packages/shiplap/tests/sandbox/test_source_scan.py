@@ -372,12 +372,19 @@ def test_a_letter_with_many_marks_is_not_scanned(kernel: Path, marks: str) -> No
         ("first % 5000 == 7", 1),
         ("int(x.sum() * 1e6) % 50021 == 7", 1),
         ("int(max(x.shape)) % 4096 == 0", 0),
+        ("int(np.prod(x.shape[1:])) % 1024 == 0", 0),
+        ("float(math.prod(x.size())) % 1024 == 0", 0),
+        ("int(x.sum(x.shape[0] - 1)) % 1024 == 0", 1),
+        ("first & 0xFFFFFFFF > first >> 32", 0),
+        ("first % 2**32", 0),
         ("int(x[0].item()) % 2 == 1", 0),
         ("x.shape[0] % 4096 == 0", 0),
         ("x.numel() & 1023", 0),
         ("sys.stdin.isatty()", 1),
         ("os.getloadavg()[0] > 50", 1),
         ("threading.current_thread().name == 'worker'", 1),
+        ("threading.current_thread() is threading.main_thread()", 0),
+        ("threading.current_thread().ident not in BUFFERS", 0),
         ("tempfile.gettempdir() != '/tmp'", 1),
     ],
 )
@@ -400,5 +407,8 @@ def test_decisions_by_a_rare_remainder_or_by_the_place_of_a_call_are_found(kerne
 def test_what_tells_a_sandboxed_process_from_others_is_named(kernel: Path, text: str) -> None:
     kernel.write_text(f"def f(x):\n    return {text}\n")
     assert len(find_suspicious_names(str(kernel))) == 1
-    kernel.write_text("FILES = '/dev/null', '/usr/local/cuda', '/tmp', '/proc/cpuinfo', 'etc/passwd', '/homes'\n")
+    kernel.write_text(
+        "FILES = '/dev/null', '/usr/local/cuda', '/tmp', '/proc/cpuinfo', 'etc/passwd', '/homes'\n"
+        "INCLUDED = ['/home/me/cutlass/include', '/root/cutlass/include']\n"
+    )
     assert find_suspicious_names(str(kernel)) == []

@@ -9,6 +9,7 @@ import os
 import pathlib
 import posixpath
 import pydoc
+import textwrap
 import threading
 import time
 import types
@@ -382,3 +383,14 @@ def test_a_snapshot_may_be_extended_by_modules_of_python_alone(baseline, monkeyp
     monkeypatch.setattr(wave, "open", mine)
     monkeypatch.setattr(other, "load", mine)
     assert extended.changed() == ["wave.open"]
+
+
+def test_a_new_snapshot_accepts_all_that_has_changed(baseline: FunctionSnapshot, monkeypatch) -> None:
+    """As of modules of the user's own: in a function that stays the same object, too."""
+    monkeypatch.setattr(textwrap.dedent, "__code__", (lambda text: text).__code__)
+    assert baseline.changed() != []
+    accepted = FunctionSnapshot(baseline)
+    monkeypatch.setattr(textwrap, "new", 1, raising=False)
+    assert accepted.changed() == []
+    monkeypatch.setattr(textwrap.dedent, "__code__", (lambda text: text * 2).__code__)
+    assert "the code of textwrap.dedent" in accepted.changed()

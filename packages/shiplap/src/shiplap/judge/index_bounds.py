@@ -6,6 +6,7 @@ that judges runs the reference. On the processor the same call raises an error.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import re
@@ -127,11 +128,13 @@ def to_host(t: Tensor) -> Tensor:
     """Return a copy of ``t`` on the processor, so that a reference that changes its arguments does not change ``t``.
 
     A copy from a GPU lies in page-locked memory, which torch keeps for the next one: most of the time of a copy to new
-    memory is that of its pages. A large tensor would take too much of such memory.
+    memory is that of its pages. A large tensor would take too much of such memory. Some machines have too little of it,
+    and some classes and layouts of tensors cannot be made there.
     """
     t = t.detach()
     if t.is_cuda and t.layout is torch.strided and t.numel() * t.itemsize <= MOST_LOCKED:
-        return torch.empty_like(t, device="cpu", pin_memory=True).copy_(t)
+        with contextlib.suppress(RuntimeError, TypeError):
+            return torch.empty_like(t, device="cpu", pin_memory=True).copy_(t)
     return t.cpu() if lies_on_device(t) else t.clone()
 
 

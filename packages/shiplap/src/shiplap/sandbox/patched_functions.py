@@ -303,18 +303,23 @@ class FunctionSnapshot:
         again. The operators of torch are left out. If ``standard`` is true, other new modules than those of Python's
         library are left out, too.
         """
+        blocks: list[_OwnerBlock] = known._blocks if known is not None else []
         before: list[_FunctionOwner] = known._owners if known is not None else []
+        # The other ones are recorded anew as a whole: the code of a function may have changed, too.
+        intact = {id(owner) for block in blocks if block.intact for owner in block.owners}
         present = {n: m for n, m in list(sys.modules.items()) if not standard or _is_standard(n)}
         earlier: dict[str, Any] = known._modules if known is not None else {}
         self._modules: dict[str, Any] = {**earlier, **present} if standard else present
         new = {n: m for n, m in present.items() if n not in earlier}
-        self._owners: list[_FunctionOwner] = [o if o.untouched else _FunctionOwner.of(o.name, o.value) for o in before]
+        self._owners: list[_FunctionOwner] = [
+            o if id(o) in intact else _FunctionOwner.of(o.name, o.value) for o in before
+        ]
         self._owners += [_FunctionOwner.of(n, v) for n, v in _trusted_owners(new, {id(o.value) for o in before})]
         known_before = {id(owner) for owner in before}
         made = [o for o in self._owners if id(o) not in known_before]
         remember_objects(v for o in made for v in (o.value, *o.held.values()))
         owners = sorted(self._owners, key=lambda o: isinstance(o.value, type))  # modules change more often than classes
-        self._blocks = [_OwnerBlock(owners[at : at + BLOCK]) for at in range(0, len(owners), BLOCK)]
+        self._blocks: list[_OwnerBlock] = [_OwnerBlock(owners[at : at + BLOCK]) for at in range(0, len(owners), BLOCK)]
         self._operators: tuple[dict[str, str], dict[str, Any]] | None = None
 
     def with_operators(self) -> FunctionSnapshot:

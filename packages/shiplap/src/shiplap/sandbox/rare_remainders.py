@@ -17,13 +17,14 @@ READING = {"item", "tolist", "tobytes"}
 """Methods that return numbers of a tensor, or bytes of which a number may be computed."""
 REDUCING = {"sum", "mean", "max", "min", "amax", "amin", "prod", "norm", "std", "var"}
 """Methods whose result, as an argument of ``int`` or ``float``, is a number of a tensor."""
+WORD = (1 << 31) - 1  # from which on a remainder is a part of a number, as of a seed of 64 bits, and decides nothing
 DIVIDING = {"fmod", "remainder", "divmod", "mod", "bitwise_and"}
 """Functions that return a remainder by their second argument."""
 
 
 def rare_remainders(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, reason) where code computes the remainder of a number of a tensor by a constant of a thousand or
-    more, or its lowest bits. ``tree`` is the syntax tree of a module.
+    more, or its lowest bits, up to ``WORD``. ``tree`` is the syntax tree of a module.
     """
     nodes = list(ast.walk(tree))
     assigned = (n for n in nodes if isinstance(n, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and n.value is not None)
@@ -37,13 +38,20 @@ def rare_remainders(tree: ast.Module) -> Iterator[tuple[int, str]]:
             continue
         for number, other in ((by, value), (value, by)):  # a mask of bits may come first
             amount = number_of(number)
-            if isinstance(amount, (int, float)) and abs(amount) >= JUDGED_CALLS and _reads_number(other, read):
+            if isinstance(amount, (int, float)) and JUDGED_CALLS <= abs(amount) < WORD and _reads_number(other, read):
                 yield node.lineno, f"a remainder of one number by {amount:g}, which few values have"
 
 
 def _called(node: ast.Call) -> str:
     """Return the name of the function or method that a call calls, or an empty string."""
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def _is_shape(node: ast.AST) -> bool:
+    """Return whether an expression is the shape of a tensor or a slice of it, as in ``np.prod(x.shape[1:])``."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        node = node.value
+    return getattr(node, "attr", "") == "shape" or (isinstance(node, ast.Call) and _called(node) == "size")
 
 
 def _reads_number(node: ast.AST | None, read: set[str]) -> bool:
@@ -53,7 +61,6 @@ def _reads_number(node: ast.AST | None, read: set[str]) -> bool:
     inner = list(ast.walk(node)) if node is not None else []
     calls = [n for n in inner if isinstance(n, ast.Call)]
     converted = [n for call in calls if _called(call) in ("int", "float") for n in ast.walk(call) if n is not call]
-    reduced = any(
-        isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in REDUCING for n in converted
-    )
+    methods = (n for n in converted if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    reduced = any(_called(n) in REDUCING and not any(map(_is_shape, n.args[:1])) for n in methods)
     return reduced or any(_called(n) in READING for n in calls) or any(place_name(n) in read for n in inner)

@@ -38,7 +38,7 @@ ESCAPED = re.compile(
 )
 MOST_NAMES = 20_000  # names of a folder among which sources are looked for
 SANDBOX_TEXT = re.compile(
-    r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock|^/(etc|root|home)(/|$)"
+    r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock|^/etc(/|$)|^/(root|home)/?$"
 )
 """Texts by which code recognises a sandboxed process."""
 PROCESS_NAMES = {"getppid", "getpgid", "getpgrp", "getsid", "socket", "create_connection", "gethostname"}

@@ -191,7 +191,8 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
     """
     if what in CLOCKS:  # a time is above zero everywhere
         return any(a is not None and a != 0 for a in others)
-    if what in IMPORTED_AS | ELSEWHERE or what.startswith("sys."):
+    # A thread may be the key of a buffer of its own, and the same thread or not: a call in another one is compared.
+    if what in IMPORTED_AS | (ELSEWHERE - {"current_thread"}) or what.startswith("sys."):
         return True
     if what in ADDRESSED:  # a text, which is compared with others
         return any(a is not None and a > 1 for a in others)
