@@ -97,6 +97,21 @@ def test_a_size_that_a_sampler_computes_from_another_has_a_symbol_of_its_own():
     assert (made.chosen, [v.status for v in made.verdicts]) == ("blocks(BM=4, BN=64)", ["ok"])
 
 
+@pytest.mark.long  # a template is compiled
+def test_samples_of_one_number_of_rows_are_no_proof_of_others(monkeypatch):
+    """The other size, of which all values are drawn, does not make up for it."""
+
+    def fixed(rng, sizes, dtype, device):
+        return torch.randn(128, sizes["n"], generator=rng).to(device, dtype), torch.rand(2, generator=rng)
+
+    monkeypatch.setattr(scale_blocks, "sampler", fixed)
+    tuned_choices.forget_derived_choices()
+    compiled = torch.compile(lambda x, scales: scale_blocks(x, scales).relu(), fullgraph=True, dynamic=True)
+    compiled(torch.randn(128, 9), torch.rand(2))
+    (verdict,) = fusion_choices("fusetest::scale_blocks")[-1].verdicts
+    assert (verdict.status, verdict.detail.partition(" in ")[0]) == ("refused", "hardly any sizes")
+
+
 @pytest.mark.long
 def test_a_proof_lays_no_two_elements_at_one_address():
     """Both strides are symbols of their own here, and the sizes of the proof are larger than those of the call."""

@@ -57,6 +57,7 @@ def guarding(compare: Callable[[Any], object]) -> Callable[..., None]:
     [
         (4096, lambda rows: rows > 64, "x.shape[0] in 65..4096"),
         (4096, lambda rows: rows <= 512, "x.shape[0] in 2..512"),
+        (4096, lambda rows: rows == 200, "x.shape[0] in 200..200"),
         (None, lambda rows: rows > 64, "x.shape[0] in 65.."),
     ],
 )
@@ -81,3 +82,24 @@ def test_a_limit_of_indices_is_not_refused(tmp_path: Path) -> None:
     guarding(lambda rows: rows * 8 < 2**31)(program, tmp_path, {})
     assert size_bounds(program) == {"x.shape[0]": ((2, None), (2, 2**28 - 1))}
     packaging._refuse_narrowed(program, tmp_path)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_declared_sizes_below_two_are_not_missed(least: int, tmp_path: Path) -> None:
+    """``Dim("rows")`` declares sizes from 0 on. Torch exports it for sizes from 2 on."""
+    packaging._refuse_narrowed(exported(least, None), tmp_path)
+    packaging._refuse_narrowed(doubled(least, 64), tmp_path)
+
+
+def doubled(least: int, most: int) -> torch.export.ExportedProgram:
+    """Return a program with an input of which one size is twice that of another one."""
+    rows = torch.export.Dim("rows", min=least, max=most)
+    inputs, shapes = (torch.randn(6, 3), torch.randn(12, 3)), {"x": {0: rows}, "y": {0: 2 * rows}}
+    return torch.export.export(Twice(), inputs, dynamic_shapes=shapes, strict=False)
+
+
+class Twice(nn.Module):
+    """A sum with each row of ``y``, which has two for every row of ``x``."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.repeat(2, 1) + y

@@ -138,7 +138,7 @@ def _run_proof(candidate: TemplateCandidate) -> CandidateVerdict:
         except torch.OutOfMemoryError:
             return CandidateVerdict(candidate.label, "refused", f"{NO_MEMORY} to draw inputs")
     # The sizes of the call alone do not prove a range.
-    if call.sizes.symbols and cases.others < LEAST:
+    if call.sizes.symbols and not cases.cover():
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
     return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
 
@@ -200,13 +200,15 @@ def _drawn_sizes(call: LoweredCall, case: SampleCase, sizes: Sizes) -> Sizes | N
 class _Cases:
     """The test inputs of a candidate, as pairs of a sample and sizes.
 
-    The sizes are None for a sample of the call's own sizes, which runs in memory that all candidates share. ``others``
-    counts the samples drawn so far that have other sizes than the call.
+    The sizes are None for a sample of the call's own sizes, which runs in memory that all candidates share. ``points``
+    are the sizes of the range for which samples were drawn so far, and ``drawn`` those that the samples have. Each
+    occurs once.
     """
 
     def __init__(self, candidate: TemplateCandidate) -> None:
         """Set the candidate and its call."""
-        self.candidate, self.call, self.others = candidate, candidate.call, 0
+        self.candidate, self.call = candidate, candidate.call
+        self.points, self.drawn = list[Sizes](), list[Sizes]()
 
     def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
         """Yield pairs of a sample and sizes. The sizes are None for the first samples, which run in memory that all
@@ -222,12 +224,25 @@ class _Cases:
         samples = Samples(call.op, SEEDS[0], str(call.device))
         tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
         for sizes in call.sizes.points(mined, tiles):
-            case = _make_sample(samples, call.recipe_at(sizes))
-            if case is not None and (drawn := _drawn_sizes(call, case, sizes)) is not None:
-                self.others += 1
+            if (case := _make_sample(samples, call.recipe_at(sizes))) is None:
+                continue
+            self.points.append(sizes)
+            drawn = _drawn_sizes(call, case, sizes)
+            # A sampler that limits sizes returns equal samples for several points.
+            if drawn is not None and drawn not in self.drawn:
+                self.drawn.append(drawn)
                 yield case, drawn
         # Once more the first sizes: a kernel may have kept something of the others.
         yield draw_sample(call, SEEDS[0]), {}
+
+    def cover(self) -> bool:
+        """Return whether samples of enough sizes were drawn, and each size that varies in the range varies in them."""
+        varies = all(
+            len({drawn[s.symbol] for drawn in self.drawn}) > 1
+            for s in self.call.sizes.symbols
+            if len({point[s.symbol] for point in self.points}) > 1
+        )
+        return varies and len(self.drawn) >= LEAST
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
         """Yield at most eight samples of the call with values of the kind ``values``, fewer if they are large. These

@@ -40,8 +40,11 @@ Bounds = tuple[int, int | None]  # the least and the greatest size, or None for 
 def size_bounds(program: torch.export.ExportedProgram) -> dict[str, tuple[Bounds, Bounds]]:
     """Return the bounds of each input size that varies in an exported program, by a name such as ``x.shape[0]``: those
     for which the program was exported, and those that are left by the guards of compilations since.
+
+    A declared bound below 2 counts as 2. Torch exports for sizes from 2 on, whatever least size was declared.
     """
-    from torch.utils._sympy.value_ranges import bound_sympy
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
     inputs = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     sizes: dict[str, Any] = {
@@ -51,11 +54,17 @@ def size_bounds(program: torch.export.ExportedProgram) -> dict[str, tuple[Bounds
         for dim, n in enumerate(held.shape)
         if not isinstance(n, int)
     }
-    exported = program.range_constraints
-    return {
-        name: (_bounds(bound_sympy(n.node.expr, exported)), _bounds(n.node.shape_env.bound_sympy(n.node.expr)))
-        for name, n in sizes.items()
-    }
+    from_two = ValueRanges(2, int_oo)
+    ranges = {s: r for s, r in program.range_constraints.items() if s.is_symbol and r.is_int}  # others are of floats
+    exported = {s: r & from_two for s, r in ranges.items() if r.upper >= 2}
+    bounds = {}
+    for name, size in sizes.items():
+        node = size.node
+        # A guard may have replaced the symbol that the program was exported with, such as by a number.
+        declared = next((e for e in (node._expr, node.expr) if e.free_symbols <= exported.keys()), None)
+        if declared is not None:
+            bounds[name] = _bounds(bound_sympy(declared, exported)), _bounds(node.shape_env.bound_sympy(node.expr))
+    return bounds
 
 
 def _bounds(found: Any) -> Bounds:
