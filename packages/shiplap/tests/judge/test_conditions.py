@@ -97,6 +97,14 @@ def test_a_wrong_result_on_another_stream_of_a_gpu_is_a_missing_check() -> None:
     assert witness.conditions == ["thread", "stream"]
     assert case.reasons == []
     assert "torch's current stream" in case.missing["stream"]
+
+    class Leaving(Witness):
+        def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+            self.error = CandidateError("state", "it leaves a file") if conditions == "stream" else None
+            super().call(args, expected, conditions=conditions)
+
+    left = judged(Leaving(), device="cuda")
+    assert ([reason.check for reason in left.reasons], left.missing) == (["state"], {})
     right = Witness()
     assert judged(right, device="cuda").missing == {}
     assert right.conditions == ["thread", "stream", "gradient mode", "parameters", "autocast"]

@@ -68,7 +68,8 @@ def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) 
             # It may take what an operator of torch returns for float32, which is right everywhere else.
             evidence, advice = case.reasons.pop().evidence, "switch autocast off in it, or convert what it reads"
             case.missing[conditions] = f"{evidence}; it reads memory by addresses: {advice}"
-        if conditions == "stream" and case.reasons:  # what was compared before was right, on the default stream
+        # What was compared before was right, on the default stream. What a call leaves behind has other causes.
+        if conditions == "stream" and case.reasons and case.reasons[-1].check not in ("state", "threads"):
             evidence = case.reasons.pop().evidence
             case.missing[conditions] = f"{named}: {evidence}; launch its kernels on torch's current stream"
             return
