@@ -28,7 +28,9 @@ def rare_remainders(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     nodes = list(ast.walk(tree))
     assigned = (n for n in nodes if isinstance(n, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and n.value is not None)
-    read = {place_name(target) for n in assigned if _reads_number(n.value, set()) for target in targets_of(n)} - {""}
+    numbers = _numbers_of_tensors(nodes, set())
+    read = {place_name(target) for n in assigned if id(n.value) in numbers for target in targets_of(n)} - {""}
+    numbers = _numbers_of_tensors(nodes, read)
     for node in nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.BitAnd)):
             value, by = node.left, node.right
@@ -38,7 +40,7 @@ def rare_remainders(tree: ast.Module) -> Iterator[tuple[int, str]]:
             continue
         for number, other in ((by, value), (value, by)):  # a mask of bits may come first
             amount = number_of(number)
-            if isinstance(amount, (int, float)) and JUDGED_CALLS <= abs(amount) < WORD and _reads_number(other, read):
+            if isinstance(amount, (int, float)) and JUDGED_CALLS <= abs(amount) < WORD and id(other) in numbers:
                 yield node.lineno, f"a remainder of one number by {amount:g}, which few values have"
 
 
@@ -54,13 +56,26 @@ def _is_shape(node: ast.AST) -> bool:
     return getattr(node, "attr", "") == "shape" or (isinstance(node, ast.Call) and _called(node) == "size")
 
 
-def _reads_number(node: ast.AST | None, read: set[str]) -> bool:
-    """Return whether an expression is computed from a number of a tensor, or from one of the variables ``read``, which
-    hold such numbers.
+def _is_reduction(node: ast.AST) -> bool:
+    """Return whether an expression is a call of a method of ``REDUCING``, for another value than a shape."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return _called(node) in REDUCING and not any(map(_is_shape, node.args[:1]))
+
+
+def _numbers_of_tensors(nodes: list[ast.AST], read: set[str]) -> set[int]:
+    """Return the ids of those of ``nodes`` that are computed from a number of a tensor, or from one of the variables
+    ``read``, which hold such numbers. ``nodes`` are all of a tree, parents before their children. Each is looked at
+    once, since a source may nest thousands of remainders.
     """
-    inner = list(ast.walk(node)) if node is not None else []
-    calls = [n for n in inner if isinstance(n, ast.Call)]
-    converted = [n for call in calls if _called(call) in ("int", "float") for n in ast.walk(call) if n is not call]
-    methods = (n for n in converted if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
-    reduced = any(_called(n) in REDUCING and not any(map(_is_shape, n.args[:1])) for n in methods)
-    return reduced or any(_called(n) in READING for n in calls) or any(place_name(n) in read for n in inner)
+    reduced, found = set[int](), set[int]()
+    for node in reversed(nodes):
+        inner = {id(child) for child in ast.iter_child_nodes(node)}
+        name = _called(node) if isinstance(node, ast.Call) else ""
+        holds = not inner.isdisjoint(reduced)
+        if holds or _is_reduction(node):
+            reduced.add(id(node))
+        converted = holds and name in ("int", "float")
+        if converted or name in READING or place_name(node) in read or not inner.isdisjoint(found):
+            found.add(id(node))
+    return found
