@@ -312,9 +312,12 @@ def answer_failure(
     answer = refusal(cause, args, kwargs) if type(cause) in (RuntimeError, NotImplementedError) else None
     if answer is True:
         return call(*args, **kwargs)
-    if answer is None:
-        raise cause
-    raise answer from None
+    try:
+        if answer is None:
+            raise cause
+        raise answer from None
+    finally:
+        del cause, answer  # their tracebacks hold this frame, and a cycle would keep the tensors of the call
 
 
 def call_with_eager_keys(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
