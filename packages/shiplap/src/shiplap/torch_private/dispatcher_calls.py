@@ -25,7 +25,7 @@ from shiplap.torch_private import available
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-# Whether keys of eager code are excluded, as below a compiled graph. A call of it has no Python frame.
+# Whether keys of eager code are excluded, as in a call that compiles its graph first. It has no Python frame.
 lacks_eager_keys = partial(torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.Conjugate)
 # Of an error and the arguments of its call. It returns the error to raise instead, True to repeat the call, or None.
 Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], "Exception | Literal[True] | None"]
@@ -329,8 +329,9 @@ _OUTSIDE_INFERENCE, _IN_INFERENCE = map(_keys_excluded_in, (nullcontext, torch.i
 
 def call_with_eager_keys(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``function``, whose operators torch dispatches as in eager code with autocast off, and return its result.
-    Below a compiled graph torch otherwise skips what the graph has done already: ``x.conj()`` counts as ``x``, and
-    transforms of ``torch.func`` and autograd inside of ``function`` have no effect.
+    In the call that compiles a graph, torch runs the graph without the keys that the graph has replaced. Otherwise
+    ``x.conj()`` would count as ``x``, and transforms of ``torch.func`` and autograd inside of ``function`` would have
+    no effect.
     """
     guard: Any = torch._C._ForceDispatchKeyGuard
     with guard(_included(), _IN_INFERENCE if torch.is_inference_mode_enabled() else _OUTSIDE_INFERENCE):
