@@ -178,6 +178,23 @@ def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
     assert "gradient of the output" in finding.evidence
 
 
+def test_gradient_reads_results_that_are_absent(ns):
+    @sl.op(f"{ns}::scaled")
+    def scaled(
+        x: Float[Tensor, "n"], w: Float[Tensor, "n"], total: bool = False
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, ""] | None]:
+        return x * w, x.sum() if total else None
+
+    @scaled.backward
+    def _(grads, saved, needs):
+        more = grads[1] if saved.total else 0
+        return {"x": grads[0] * saved.w + more, "w": grads[0] * saved.x if needs.w else None}
+
+    finding = look(scaled, "gradient")
+    assert finding.verdict == "ok"
+    assert "also computed when not needed: d/dx" in finding.evidence
+
+
 def test_gradient_notes_gradients_that_nobody_needs():
     finding = look(wasteful, "gradient")
     assert finding.verdict == "ok"

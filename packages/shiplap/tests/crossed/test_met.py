@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.torch_private import dispatcher_calls
 from shiplap_testing.private import compiled_autograd
 
 
@@ -110,3 +111,15 @@ def test_a_body_conjugates_and_differentiates_below_a_compiled_graph(ns):
         torch.testing.assert_close(compiled(x, y), correlated(x, y))
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x, y), correlated(x, y))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_keys_of_eager_code_are_those_of_torch(mode):
+    """Every key of autocast stays excluded, also those of devices that this build of torch does not have."""
+    excluded = torch._C._dispatch_tls_local_exclude_set
+    graph = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate))
+    with mode():
+        eager = str(excluded())
+        with graph:
+            assert dispatcher_calls.lacks_eager_keys()
+            assert str(dispatcher_calls.call_with_eager_keys(excluded, (), {})) == eager

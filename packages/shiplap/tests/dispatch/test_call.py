@@ -4,6 +4,8 @@
 second shows that each case can fail.
 """
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -318,3 +320,24 @@ def test_only_an_overload_as_torch_makes_them_is_bypassed():
     odd = object.__new__(Odd)
     assert dispatcher_calls.builtin_of(odd) is odd
     assert dispatcher_calls.builtin_of(len) is len
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, NotImplementedError, torch.OutOfMemoryError])
+def test_a_failed_call_keeps_no_tensor(ns, raised):
+    """A caller that runs out of memory frees it and tries again, without waiting for the garbage collector."""
+
+    @sl.op(f"{ns}::failing")
+    def failing(x: V) -> V:
+        raise raised("no memory")
+
+    gc.disable()
+    try:
+        for call in (failing, failing.overload, failing.below_autograd):
+            x = torch.ones(3)
+            kept = weakref.ref(x)
+            with pytest.raises(raised):
+                call(x)
+            del x
+            assert kept() is None, call
+    finally:
+        gc.enable()

@@ -7,9 +7,8 @@ one: a frame of Python costs as much as one of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial, reduce, wraps
-from operator import or_
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import torch
@@ -26,12 +25,8 @@ from shiplap.torch_private import available
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-# Whether keys of eager code are excluded, as below a compiled graph. A call of it has no Python frame.
+# Whether keys of eager code are excluded, as in a call that compiles its graph first. It has no Python frame.
 lacks_eager_keys = partial(torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.Conjugate)
-_keys: Any = torch._C.DispatchKey.__members__
-# The keys that eager code excludes: those of autocast unless it is on, and in inference mode those of autograd too.
-_AUTOCAST: Any = reduce(or_, (torch._C.DispatchKeySet(k) for name, k in _keys.items() if name.startswith("Autocast")))
-_IN_INFERENCE: Any = reduce(or_, (torch._C.DispatchKeySet(k) for n, k in _keys.items() if n.startswith("Auto")))
 # Of an error and the arguments of its call. It returns the error to raise instead, True to repeat the call, or None.
 Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], "Exception | Literal[True] | None"]
 
@@ -312,19 +307,34 @@ def answer_failure(
     answer = refusal(cause, args, kwargs) if type(cause) in (RuntimeError, NotImplementedError) else None
     if answer is True:
         return call(*args, **kwargs)
-    if answer is None:
-        raise cause
-    raise answer from None
+    try:
+        if answer is None:
+            raise cause
+        raise answer from None
+    finally:
+        del cause, answer  # their tracebacks hold this frame, and a cycle would keep the tensors of the call
+
+
+def _keys_excluded_in(mode: Callable[[], AbstractContextManager[object]]) -> Any:
+    """Return the set of the dispatch keys that eager code excludes in ``mode`` with autocast off. Torch is the source,
+    since ``torch._C.DispatchKey`` does not list all keys of autocast.
+    """
+    none, guard = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined), torch._C._ForceDispatchKeyGuard
+    with guard(_included(), none), torch._C._DisableAutocast(), mode():
+        return torch._C._dispatch_tls_local_exclude_set()
+
+
+_OUTSIDE_INFERENCE, _IN_INFERENCE = map(_keys_excluded_in, (nullcontext, torch.inference_mode))
 
 
 def call_with_eager_keys(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call ``function``, whose operators torch dispatches as in eager code, and return its result. Below a compiled
-    graph torch otherwise skips what the graph has done already: ``x.conj()`` counts as ``x``, and transforms of
-    ``torch.func`` and autograd inside of ``function`` have no effect.
+    """Call ``function``, whose operators torch dispatches as in eager code with autocast off, and return its result.
+    In the call that compiles a graph, torch runs the graph without the keys that the graph has replaced. Otherwise
+    ``x.conj()`` would count as ``x``, and transforms of ``torch.func`` and autograd inside of ``function`` would have
+    no effect.
     """
-    kept = _IN_INFERENCE if torch.is_inference_mode_enabled() else _AUTOCAST
     guard: Any = torch._C._ForceDispatchKeyGuard
-    with guard(torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set() & kept):
+    with guard(_included(), _IN_INFERENCE if torch.is_inference_mode_enabled() else _OUTSIDE_INFERENCE):
         return function(*args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation, draws_otherwise
 from shiplap.dispatch import Op
+from shiplap.dispatch.outputs import fresh_results, result_values
 from shiplap.dispatch.second_derivative import is_real_or_complex
 from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
@@ -488,13 +489,16 @@ def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
     if op.gradient is None or len(names) < 2:
         return ""
     args = case.fresh()
-    outs = call_op(op, args)
-    values = arguments_by_name(op, args)
-    values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
+    positional, named = op.spec.split(args)
+    made = fresh_results(op.spec, args, op.overload(*positional, **named))
+    results = result_values(made, len(op.spec.results))
+    values = arguments_by_name(op, args) | dict(zip(op.spec.results, results, strict=True))
     # Exactly the names that the backward gets in a recorded call.
     keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
     saved = SimpleNamespace(**{n: v for n, v in values.items() if n in keep})
-    grad = torch.ones_like(outs[0]) if len(outs) == 1 else tuple(torch.ones_like(o) for o in outs)
+    # As in a recorded call, a result that is absent or a number has no gradient.
+    grads = tree_map(torch.ones_like, [v if isinstance(v, (Tensor, list)) else None for v in results])
+    grad = grads[0] if len(grads) == 1 else grads
     wasted: set[str] = set()
     for name in names:
         needs = SimpleNamespace(**{a.name: a.name == name for a in op.spec.tensors})
