@@ -6,8 +6,8 @@ SYSTEM = {
     "a mapped file of its own": """
 import mmap, tempfile
 FILE = tempfile.TemporaryFile()
-FILE.truncate(1 << 20)
-MAP = mmap.mmap(FILE.fileno(), 1 << 20)
+FILE.truncate(1 << 24)
+MAP = mmap.mmap(FILE.fileno(), 1 << 24)
 def candidate(x, w):
     out = torch.frombuffer(MAP, dtype=torch.float32, count=x.shape[0] * w.shape[1]).view(x.shape[0], w.shape[1])
     torch.mm(x, w, out=out).div_(5.0).tanh_()
