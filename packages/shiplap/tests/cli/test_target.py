@@ -217,4 +217,4 @@ os.write(number, f"{number} {[os.get_inheritable(n) for n in range(3)]} {sys.std
 def test_a_path_is_no_module() -> None:
     with pytest.raises(ShiplapError) as e:
         target.import_home("/dev/zero")
-    assert (e.value.id, e.value.what) == ("SL501", "the module does not exist")
+    assert (e.value.id, e.value.what) == ("SL501", "the path is not a file")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shiplap import safe_io
 from shiplap.errors import writing
 
@@ -38,6 +40,6 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
         "predicate": predicate,
     }
     with writing(path, "the statement", "a path in an existing, writable directory"):
-        plain = json.loads(json.dumps(statement), parse_constant=lambda name: None)
+        plain = json.loads(json.dumps(msgspec.to_builtins(statement)), parse_constant=lambda name: None)
         text = json.dumps(plain, indent=1, ensure_ascii=False)
         safe_io.write_whole(path, safe_io.encode_text(text + "\n"))
