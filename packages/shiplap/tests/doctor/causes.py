@@ -62,6 +62,11 @@ def in_loop(x):
     return x
 
 
+def ranked(x):
+    order = sorted(range(len(x)), key=lambda i: -x[i])  # BREAK item GB0207 sorted
+    return x[order]
+
+
 def branch(x):
     if x.sum() > 0:  # BREAK branch GB0170 if x.sum() > 0
         return x + 1

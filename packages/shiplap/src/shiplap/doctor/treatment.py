@@ -131,14 +131,17 @@ def as_first_seen(tried: Sequence[TriedEntry], entries: Sequence[Break | Recompi
 
 
 def _line_of_unchanged_file(tried: TriedEntry) -> str:
-    """Return the place of ``tried`` with the number of the only line of its file that has the same code. Return the
-    place as it is if there is no such line, or several.
+    """Return the place of ``tried`` with the number of the only line of its file that has the same code. If there is no
+    such line, or several, the number of the line in the edited copy would mislead, and the place has none. Return the
+    place as it is if its code is not known.
     """
     file, _, _ = tried.where.rpartition(":")
     path = Path(tried.key[0]) if tried.key else Path()
     rows = path.read_text(encoding="utf-8").splitlines() if tried.key and path.is_file() else []
     same = [n for n, row in enumerate(rows, 1) if tried.code and row.strip() == tried.code.strip()]
-    return f"{file}:{same[0]}" if len(same) == 1 else tried.where
+    if len(same) == 1:
+        return f"{file}:{same[0]}"
+    return f"{file}, in code that a remedy changed" if rows and tried.code.strip() else tried.where
 
 
 @dataclass(frozen=True)
