@@ -218,6 +218,7 @@ def measured(
 
 
 def apart(got: Tensor, expected: Tensor) -> float:
+    """Return the relative error of ``got`` in the Frobenius norm."""
     return float((got.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
 
 

@@ -138,7 +138,7 @@ def _run_proof(candidate: TemplateCandidate) -> CandidateVerdict:
         except torch.OutOfMemoryError:
             return CandidateVerdict(candidate.label, "refused", f"{NO_MEMORY} to draw inputs")
     # The sizes of the call alone do not prove a range.
-    if call.sizes.symbols and not cases.cover():
+    if call.sizes.symbols and not cases.covers_range():
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
     return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
 
@@ -235,7 +235,7 @@ class _Cases:
         # Once more the first sizes: a kernel may have kept something of the others.
         yield draw_sample(call, SEEDS[0]), {}
 
-    def cover(self) -> bool:
+    def covers_range(self) -> bool:
         """Return whether samples of enough sizes were drawn, and each size that varies in the range varies in them."""
         varies = all(
             len({drawn[s.symbol] for drawn in self.drawn}) > 1

@@ -210,13 +210,13 @@ class _CallSearch:
     def _walk(self, source: CallRecipe, why: str) -> None:
         """Walk from refusal to refusal, from the call ``source``, which was refused by the message ``why``."""
 
-        def moved(call: CallRecipe, refusal: str) -> None:
-            """Send a step, so that a search whose call ends the process goes on from it."""
+        def send_step(call: CallRecipe, refusal: str) -> None:
+            """Send a step of the search, so that a search whose call ends the process goes on from it."""
             self.send({"kind": "walked", "call": repr(call), "refusal": refusal[:400]})
 
         self.followed.add(repr(source))
-        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, moved, self.forms).walk(source, why)
-        moved(call, "")
+        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, send_step, self.forms).walk(source, why)
+        send_step(call, "")
         if refusal and call != source:
             self.followed.add(repr(call))
             self.frontier.append((call, refusal))
