@@ -341,3 +341,19 @@ def test_a_failed_call_keeps_no_tensor(ns, raised):
             assert kept() is None, call
     finally:
         gc.enable()
+
+
+def test_an_op_of_source_text_without_a_module_is_compiled(ns: str) -> None:
+    """As of a harness that executes sources in a namespace without ``__name__``."""
+    lines = [
+        "import torch, shiplap as sl",
+        "from jaxtyping import Float",
+        "from torch import Tensor",
+        f"@sl.op('{ns}::doubled')",
+        "def doubled(x: Float[Tensor, 'n']) -> Float[Tensor, 'n']:",
+        "    return x * 2",
+    ]
+    made: dict[str, Any] = {}
+    exec("\n".join(lines), made)
+    x = torch.randn(3)
+    assert torch.equal(torch.compile(made["doubled"], fullgraph=True, backend="eager")(x), x * 2)

@@ -488,7 +488,7 @@ def _only_shows_values(fn: object) -> bool:
     """
     return (
         any(fn is each for each in _SHOWING)
-        or (fn.__module__ if isinstance(fn, FunctionType) else "").partition(".")[0] == _SHOWING_PACKAGE
+        or ((isinstance(fn, FunctionType) and fn.__module__) or "").partition(".")[0] == _SHOWING_PACKAGE
     )
 
 

@@ -21,7 +21,7 @@ def package_folders(op: OpState) -> Iterator[Path]:
     """Yield the folder that ``shiplap package`` fills, inside each location of the Python package that declares ``op``.
     It need not exist.
     """
-    package = sys.modules.get(op.reference.__module__.partition(".")[0])
+    package = sys.modules.get((op.reference.__module__ or "").partition(".")[0])
     # The spec lists all folders of a namespace package.
     about = package.__spec__ if package is not None else None
     for root in (about.submodule_search_locations or ()) if about is not None else ():

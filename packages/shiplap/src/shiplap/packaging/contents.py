@@ -155,7 +155,7 @@ def _import_top_package(name: str, within: Path) -> str:
 
 def _top_package(op: Op) -> str:
     """Return the name of the top package of the module in which an op is declared."""
-    return op.reference.__module__.partition(".")[0]
+    return (op.reference.__module__ or "").partition(".")[0]
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
