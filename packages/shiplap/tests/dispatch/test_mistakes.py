@@ -424,6 +424,24 @@ def test_a_default_of_none_needs_an_optional_argument(ns):
             sl.op(f"{ns}::f")(f)
 
 
+def test_memory_of_two_arguments_to_which_the_op_writes(ns):
+    """A clone of either argument would lose one of the two writes."""
+
+    @sl.op(f"{ns}::swap", mutates=("a", "b"))
+    def swap(a: Float[Tensor, "n"], b: Float[Tensor, "n"]) -> None:
+        kept = a.clone()
+        a.copy_(b)
+        b.copy_(kept)
+
+    x, fix = torch.arange(6.0), "pass tensors that share no memory as a and b, since the op writes to both"
+    with fails("SL210", fix=fix):
+        swap(x[:4], x[2:])
+    with pytest.raises(RuntimeError, match=fix):  # torch's own error around ours
+        torch.compile(swap, backend="eager", fullgraph=True)(x[:4], x[2:])
+    swap(x[:3], x[3:])
+    assert x.tolist() == [3, 4, 5, 0, 1, 2]
+
+
 def test_memory_that_a_compiled_graph_shares(ns):
     """A fix is no fix where the caller has done already what it says."""
 

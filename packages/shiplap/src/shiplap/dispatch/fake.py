@@ -91,7 +91,8 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
             raise members_are_distinct(spec.name, name).make_error({})
         for other in others:
             if any(fakes_share_memory(a, b) for a in written for b in members[other]):
-                raise shares_no_memory(TensorPlace(spec.name, name), TensorPlace(spec.name, other)).make_error({})
+                places = TensorPlace(spec.name, name), TensorPlace(spec.name, other)
+                raise shares_no_memory(*places, both=other in spec.mutated).make_error({})
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:

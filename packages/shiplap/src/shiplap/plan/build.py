@@ -72,9 +72,8 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
             # Each pair of mutated arguments is compared once.
             if arg.name not in spec.mutated[: index + 1]:
                 other = TensorPlace(spec.name, arg.name, arg.many)
-                steps += steps_around(
-                    written, target, steps_around(arg, other, (CheckStep(rules.shares_no_memory(target, other)),))
-                )
+                rule = rules.shares_no_memory(target, other, both=arg.name in spec.mutated)
+                steps += steps_around(written, target, steps_around(arg, other, (CheckStep(rule),)))
     return tuple(steps)
 
 

@@ -202,16 +202,19 @@ def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
     )
 
 
-def shares_no_memory(at: TensorPlace, other: TensorPlace, *, output: bool = False) -> ArgumentRule:
+def shares_no_memory(at: TensorPlace, other: TensorPlace, *, output: bool = False, both: bool = False) -> ArgumentRule:
     """Return the rule (``SL210``) that the tensor ``at``, which is written to, shares no memory with the tensor
     ``other`` of the call. Otherwise the content of ``other`` would be undefined. ``output`` states whether ``at`` is an
-    output or workspace that the caller passes, and otherwise it is a mutated argument.
+    output or workspace that the caller passes, and otherwise it is a mutated argument. ``both`` states that the op
+    writes to ``other`` too, so that a clone of neither tensor would keep both writes.
     """
     t, o, function = at.tensor, other.tensor, "overlap" if output else "shares_memory"
     title, fix = "an output overlaps another tensor", "pass a tensor of its own"
     if not output:
         title = "a mutated tensor is another argument too"
         fix = f"pass {other.arg}.clone() as {other.arg}, since a write to a clone of {at.arg} would not reach {at.arg}"
+        if both:
+            fix = f"pass tensors that share no memory as {at.arg} and {other.arg}, since the op writes to both"
     holds = Expression(f"not {function}({t.python}, {o.python})", f"!{function}({t.cpp}, {o.cpp})")
     got = ("memory of " if output else "memory of argument ", *quoted_text((other.arg,)))
     return ArgumentRule("SL210", holds, at.where, got, ("memory of its own",), at.arg, title=title, fix=fix)
