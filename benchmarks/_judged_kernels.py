@@ -238,6 +238,7 @@ def _liger(module: str, function: str, args: str, passed: str = "") -> str:
 ROWS = "torch.randn(4096, 4096), torch.rand(4096) + 0.5"
 ROWS_AND_BIAS = f"{ROWS}, torch.randn(4096)"
 ROWS_IN_16_BITS = "torch.randn(4096, 4096).bfloat16(), (torch.rand(4096) + 0.5).bfloat16()"
+RMS_OF_GEMMA = "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * (1 + w)"
 RMS_IN_FLOAT = "(x.float() * torch.rsqrt((x.float() ** 2).mean(1, keepdim=True) + 1e-6)).to(x.dtype) * w"
 POLY = (
     "(lambda n, a, b, c: a * n(x**3) + b * n(x * x) + c * n(x) + d)(lambda u: " + RMS[:-4].replace("x", "u") + ", *w)"
@@ -255,6 +256,12 @@ LIGER = {
         ROWS_IN_16_BITS,
         RMS_IN_FLOAT,
         _liger("rms_norm", "LigerRMSNormFunction", "x, w", "x, w, 1e-6, 0.0, 'llama', False"),
+    ),
+    "liger rms norm of Gemma": (
+        "x, w",
+        "torch.randn(4096, 4096), torch.randn(4096) / 4",
+        RMS_OF_GEMMA,
+        _liger("rms_norm", "LigerRMSNormFunction", "x, w", "x, w, 1e-6, 1.0, 'gemma', False"),
     ),
     "liger layer norm": (
         "x, w, b",
