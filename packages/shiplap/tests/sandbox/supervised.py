@@ -171,6 +171,9 @@ COUNTED = {
     f"        name = f'f{{i}}'\n        open(name, 'w').close()\n    os.link(name, f'l{{i}}')\n{WAIT}"
     "\nif os.statvfs('.').f_favail:\n    raise OSError('names of one file take no room of their own')",
     "folders without end": f"for i in range(110_000):\n    os.mkdir(str(i))\n{WAIT}",
+    "paths of mapped files without end": "for _ in range(2000):\n    os.mkdir('x' * 250)\n    os.chdir('x' * 250)\n"
+    "f = os.open('f', os.O_CREAT | os.O_RDWR)\nos.ftruncate(f, 4096)\n"
+    "for _ in range(1500):\n    libc.mmap(None, 4096, 1, 1, f, 0)",
     "blocks behind the end of its output": "number = {'x86_64': 285, 'aarch64': 47}[os.uname().machine]\n"
     f"called(libc.syscall(number, 1, 1, ctypes.c_long(0), ctypes.c_long(1 << 29)))\nos.close(1)\nos.close(2)\n{WAIT}",
     "removed files of which a page is mapped": "for i in range(40):\n"

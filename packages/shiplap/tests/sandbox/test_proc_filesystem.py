@@ -8,6 +8,7 @@ import time
 import pytest
 
 from shiplap.sandbox import proc_filesystem
+from shiplap.sandbox.resource_use import ResourceUse
 
 FAMILY = """
 import os, time
@@ -97,3 +98,40 @@ def test_a_file_in_memory_counts_once():
         process.communicate(b"\n")
     assert 8 << 20 <= held < 16 << 20
     assert process.returncode == 0
+
+
+MAPPED = """
+import mmap, os, sys
+kept = []
+def mapped(name):
+    with open(name, "w+b") as file:
+        file.truncate(4096)
+        kept.append(mmap.mmap(file.fileno(), 4096))
+        return os.fstat(file.fileno()).st_ino
+inode = mapped("arguments")
+for end in "\\r\\n\\v\\f\\x1c\\x1d\\x1e\\x85\\u2028\\u2029":
+    mapped(f"{end} {inode} x")
+    mapped(f"{end}7000-8000 rw-s 00000000 00:00 {inode} x")
+print("there", flush=True)
+input()
+"""
+
+
+def test_names_of_mapped_files_make_no_lines(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", MAPPED], cwd=tmp_path, **pipes) as process:
+        assert process.stdout.readline()
+        about = (tmp_path / "arguments").stat()
+        (piece,) = proc_filesystem.find_mapped_pieces(process.pid, (about.st_dev, about.st_ino))
+        lines = proc_filesystem.read_memory_map(f"/proc/{process.pid}")
+        process.communicate(b"\n")
+    assert piece[1:] == (4096, 0)
+    assert sum(str(tmp_path) in line for line in lines) == 21
+    assert process.returncode == 0
+
+
+def test_a_list_of_mappings_without_a_bound_is_not_read(monkeypatch):
+    monkeypatch.setattr(proc_filesystem, "MAX_MAP_BYTES", 1000)
+    with pytest.raises(proc_filesystem.OversizedMemoryMap, match="mappings"):
+        proc_filesystem.find_mapped_pieces(os.getpid(), (0, 0))
+    assert "mappings" in ResourceUse("/").excess([os.getpid()], 0, 0)

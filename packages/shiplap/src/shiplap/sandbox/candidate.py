@@ -23,7 +23,7 @@ from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAlloca
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.kept_results import KeptResults, ResultSpan, ResultSpans, all_are_equal, argument_bytes
 from shiplap.sandbox.machine_lack import find_lack
-from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
+from shiplap.sandbox.proc_filesystem import OversizedMemoryMap, RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
     Place,
     Reply,
@@ -399,6 +399,8 @@ class TargetProcess:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
             raise _memory_fault(e, "its memory cannot be looked at") from None
+        except OversizedMemoryMap as e:
+            raise CandidateError("memory", str(e)) from None
         # With two mappings, a write through one would not show in the other address.
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
             raise CandidateError("arguments", "it maps its arguments a second time")
@@ -568,8 +570,7 @@ class TargetProcess:
 
     def _check_earlier_results(self) -> None:
         """Raise ``CandidateError`` if the kept result of an earlier call has changed since it was read."""
-        pairs: list[tuple[Tensor, Tensor]] = []
-        same = True
+        pairs, same = list[tuple[Tensor, Tensor]](), True
         for span in (span for call in self._earlier for span in call.spans):
             if not isinstance(span.content, Tensor):
                 same = same and (span.content is None or self._holds(span.at, span.content))

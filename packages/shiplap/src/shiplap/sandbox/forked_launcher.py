@@ -17,11 +17,10 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 from shiplap.sandbox.fork import fork_process
 from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, is_secret
-from shiplap.sandbox.proc_filesystem import stat_fields
+from shiplap.sandbox.proc_filesystem import read_memory_map, stat_fields
 from shiplap.sandbox.process_memory import MemorySpan
 from shiplap.sandbox.protocol import ImportModule
 from shiplap.sandbox.request_errors import ProcessEnded
@@ -160,7 +159,7 @@ def _make_memory_private() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     whole, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+    for line in read_memory_map("/proc/self"):
         spot, rights, offset, _, inode, *named = line.split(maxsplit=5)
         first, last = (int(side, 16) for side in spot.split("-"))
         at, size = ctypes.c_void_p(first), ctypes.c_size_t(last - first)

@@ -22,6 +22,11 @@ NO_FILE = re.compile(r"(/dev/zero \(deleted\)|\[anon_shmem:.*\])$")
 MEMORY_FILE = re.compile(r"(^|\s)/memfd:")  # a file in memory
 BLOCK = 512  # bytes, as ``stat`` counts them
 SHARED_SIZE = re.compile(rb"^Shmem:\s+(\d+) kB$", re.MULTILINE)
+MAX_MAP_BYTES = 32 << 20  # of the list of mappings: the most that Linux allows, with some 500 bytes each
+
+
+class OversizedMemoryMap(Exception):
+    """An error for a process whose list of mappings is longer than ``MAX_MAP_BYTES``."""
 
 
 def _read_proc_file(path: str) -> bytes:
@@ -184,12 +189,26 @@ def unseen_bytes(pids: Iterable[int]) -> int:
             sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
             held += sizes.get("VmPTE", 0) + sizes.get("HugetlbPages", 0)
             resident += sizes.get("RssShmem", 0)
-            maps = Path(f"{folder}/maps").read_text(errors="replace").splitlines()
+            maps = read_memory_map(folder)
             mine, files = (_mapped_bytes(maps, name) for name in (NO_FILE, MEMORY_FILE))
             shared = {inode: max(mine.get(inode, 0), shared.get(inode, 0)) for inode in mine.keys() | shared.keys()}
             opened = _open_memory_files(folder).items()
             held += sum(max(0, size - files.get(inode, 0)) for inode, size in opened)
     return held + max(0, sum(shared.values()) - resident)
+
+
+def read_memory_map(folder: str) -> list[str]:
+    """Return the lines in which Linux lists the mappings of a process. ``folder`` is the folder in ``/proc`` of the
+    process or of a thread. Raise ``OSError`` if they cannot be read, and ``OversizedMemoryMap`` if they are too long.
+
+    The paths of mapped files may be of any length. Linux escapes a line feed in them, and no other character that
+    ``str.splitlines`` or ``read_text`` takes for the end of a line.
+    """
+    with open(f"{folder}/maps", "rb") as file:
+        text = file.read(MAX_MAP_BYTES + 1)
+    if len(text) > MAX_MAP_BYTES:
+        raise OversizedMemoryMap(f"its mappings have paths of more than {MAX_MAP_BYTES >> 20} MiB")
+    return text.decode(errors="replace").split("\n")[:-1]
 
 
 def _mapped_bytes(maps: Iterable[str], name: re.Pattern[str]) -> dict[str, int]:
@@ -231,7 +250,7 @@ def share_memory(pids: Iterable[int]) -> bool:
     """Return whether one of the processes maps shared memory without a file."""
     for folder in map(living_folder, pids):
         with contextlib.suppress(OSError):
-            if any(map(NO_FILE.search, Path(f"{folder}/maps").read_text(errors="replace").splitlines())):
+            if any(map(NO_FILE.search, read_memory_map(folder))):
                 return True
     return False
 
@@ -323,11 +342,11 @@ def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, 
     """Return ``(address, size in bytes, offset in the file)`` of each range of a process's memory that is a shared
     mapping of ``file``.
 
-    ``file`` is the device and the inode of the file. Raise ``OSError`` if the memory map of the process cannot be read.
+    ``file`` is the device and the inode of the file. Raise the errors of ``read_memory_map``.
     """
     pieces = []
     named = f" {file[1]} "
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+    for line in read_memory_map(f"/proc/{pid}"):
         if named not in line:  # a quick test for most of a few hundred lines
             continue
         spot, rights, offset, device, inode, *_ = line.split(maxsplit=5)

@@ -8,13 +8,14 @@ import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from shiplap.sandbox.proc_filesystem import (
     BLOCK,
     THREADS,
+    OversizedMemoryMap,
     has_ended,
     living_folder,
+    read_memory_map,
     read_memory_sizes,
     share_memory,
     shared_memory_bytes,
@@ -58,6 +59,13 @@ class ResourceUse:
         ``pids`` are the process and all its descendants. ``memory`` is the limit of the further bytes of memory, and of
         the bytes of all files together. ``processes`` is that of the descendants.
         """
+        try:
+            return self._find_excess(pids, memory, processes)
+        except OversizedMemoryMap as e:
+            return str(e)
+
+    def _find_excess(self, pids: Sequence[int], memory: int, processes: int) -> str:
+        """Return what ``excess`` returns. Raise ``OversizedMemoryMap``."""
         stats = [stat for pid in pids if (stat := stat_fields(pid))]
         # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
         sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self.memory, strict=True)] for pid in pids]
@@ -131,7 +139,7 @@ def _mapped_removed_files(process: str, within: str) -> set[tuple[int, int]]:
     ``process`` is its folder below ``/proc``.
     """
     found = set[tuple[int, int]]()
-    for line in Path(f"{process}/maps").read_text(errors="replace").splitlines():
+    for line in read_memory_map(process):
         if line.endswith(" (deleted)"):
             _, _, _, device, inode, path = line.split(maxsplit=5)
             if path.startswith(within):

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from shiplap.sandbox.proc_filesystem import read_memory_map
 from shiplap.sandbox.trusted_code import (
     OURS,
     forget_files,
@@ -426,10 +427,9 @@ def _file_at(address: int) -> str:
 def _read_mapped_files() -> list[tuple[int, int, str]]:
     """Return the first address, the end and the path of each file that is mapped in this process, by address."""
     rows = []
-    with open("/proc/self/maps", errors="replace") as lines:
-        for line in lines:
-            span, _, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-            if path and path[0].startswith(os.sep):
-                first, last = span.split("-")
-                rows.append((int(first, 16), int(last, 16), path[0]))
+    for line in read_memory_map("/proc/self"):
+        span, _, _, _, _, *path = line.split(maxsplit=5)
+        if path and path[0].startswith(os.sep):
+            first, last = span.split("-")
+            rows.append((int(first, 16), int(last, 16), path[0]))
     return rows
