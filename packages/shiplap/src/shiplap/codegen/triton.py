@@ -30,6 +30,7 @@ PRELUDE = r"""
 """
 # Replaced after rendering, when the parameters that the body uses are known.
 HEAD = "<the signature and what is known at compile time>"
+UNALIGNED = "do_not_specialize_on_alignment"  # a variable that a template may set, with Triton's name for it
 WORD = re.compile(r"[A-Za-z_]\w*")
 DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
@@ -71,7 +72,7 @@ class RenderedKernel:
 
     The parameters of the function are ``tensors``, then the output, then ``numbers``. Each of ``numbers`` is a tuple
     ``("size" | "stride", tensor, axis)``, with None as the tensor for the output. The function makes tensor descriptors
-    of the tensors in ``described``.
+    of the tensors in ``described``. Triton must not compile a form for multiples of 16 of the parameters ``unaligned``.
     """
 
     name: str
@@ -79,6 +80,7 @@ class RenderedKernel:
     tensors: tuple[str, ...]
     described: tuple[str, ...]
     numbers: tuple[tuple[str, str | None, int], ...]
+    unaligned: tuple[str, ...]
 
 
 def render_kernel(
@@ -98,7 +100,8 @@ def render_kernel(
     # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
     known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
-    body = _parse_template(triton_source(source, ranks)).render(**known, **helpers)
+    template = _parse_template(triton_source(source, ranks)).make_module({**known, **helpers})
+    body = str(template)
     # Parameters that the text does not use are left out: Triton specialises a kernel on each parameter.
     words = set(WORD.findall(body))
     values = [f"    {n}: tl.constexpr = {_literal_text(n, v)}" for n, v in known.items() if n in words]
@@ -106,7 +109,8 @@ def render_kernel(
     parameters = [*tensors, "out_ptr", *(_parameter_name(*n) for n in writer.numbers)]
     head = "\n".join([f"def {name}({', '.join(parameters)}):", *values])
     described = tuple(dict.fromkeys(DESCRIBED.findall(body)))
-    return RenderedKernel(name, body.replace(HEAD, head).strip() + "\n", tensors, described, tuple(writer.numbers))
+    text, unaligned = body.replace(HEAD, head).strip() + "\n", getattr(template, UNALIGNED, ())
+    return RenderedKernel(name, text, tensors, described, tuple(writer.numbers), tuple(unaligned))
 
 
 @cache

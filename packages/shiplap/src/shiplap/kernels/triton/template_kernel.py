@@ -439,7 +439,7 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
         scope["libdevice"] = libdevice
     exec(compile(rendered.text, file, "exec"), scope)
-    return triton_launcher(triton.jit(scope[rendered.name]))
+    return triton_launcher(triton.jit(scope[rendered.name], do_not_specialize_on_alignment=rendered.unaligned))
 
 
 def _with_descriptor_memory(launch: Launch) -> Launch:
