@@ -211,7 +211,7 @@ class Run:
     def end(self) -> dict[str, Any]:
         """Wait for the end, and return what the first process printed, with the memory."""
         while self.look():
-            time.sleep(0.05)
+            time.sleep(0.5)
         ended = [process.communicate() for process in self.processes]
         if any(process.returncode for process in self.processes):
             raise SystemExit("\n".join(errors for _, errors in ended))
@@ -274,7 +274,7 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             (count, threads), target = kinds[kind], folder / f"{len(runs) + len(begun)}.out.laz"
             begun.append(Run(source, target, options.model, count, options.tile or 64, cores=pair, threads=threads))
         while sum([run.look() for run in begun]):
-            time.sleep(0.2)
+            time.sleep(2)  # a look reads the state of every process of the machine, on the cores of the surveys
         for kind, run in zip(some, begun, strict=True):
             runs.append({"kind": kind, **run.end()})
             stages = runs[-1]["stages"]

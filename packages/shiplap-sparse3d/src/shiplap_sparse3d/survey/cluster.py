@@ -262,14 +262,19 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     place, threads = "distributed.nanny.pre-spawn-environ", tasks.THREADS if device.startswith("cuda") else 1
     # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL.
     cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
-    # Dask's profile, taken a hundred times a second, keeps Python's lock from the threads that launch a network.
     numbers = {f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}
-    opened.enter_context(dask.config.set({"distributed.worker.profile.enabled": False, **numbers}))
+    # The profile, taken a hundred times a second, and the ticks, fifty times for each process, take processor time and
+    # Python's lock from the threads that run a network.
+    quiet = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "1s"}
+    opened.enter_context(dask.config.set({**quiet, **numbers}))
     scratch = opened.enter_context(work_folder("survey"))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    options |= {"threads_per_worker": threads, "local_directory": str(scratch)}
+    # Workers import the tasks, and PyTorch with them, while the client checks the model.
+    loaded = dask.config.get("distributed.worker.preload", [])
+    loaded = [*([loaded] if isinstance(loaded, str) else loaded), tasks.__name__]
+    options |= {"threads_per_worker": threads, "local_directory": str(scratch), "preload": loaded}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     before, mask = {*multiprocessing.active_children()}, (signal.SIG_BLOCK, {signal.SIGINT})
     # The start of the resource tracker, which the first worker needs, would take the mask away.
