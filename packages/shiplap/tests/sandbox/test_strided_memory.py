@@ -6,7 +6,8 @@ import random
 import pytest
 import torch
 
-from shiplap.sandbox import strided_memory
+from shiplap.sampling.compare import Difference
+from shiplap.sandbox import candidate, protocol, strided_memory
 from shiplap.sandbox.strided_memory import elements_overlap
 
 
@@ -66,3 +67,13 @@ def test_a_tensor_in_any_order_of_dims_is_free():
     t = torch.empty(3, 4, 5, 6).permute(2, 0, 3, 1)[1:, :, ::2]
     assert not elements_overlap(t.shape, t.stride())
     assert elements_overlap(t.unfold(1, 2, 1).shape, t.unfold(1, 2, 1).stride())
+
+
+def test_of_a_reply_with_thousands_of_results_only_those_that_are_expected_are_looked_at(monkeypatch):
+    """A search takes up to 40 ms. The number of results is compared later."""
+    looked = []
+    monkeypatch.setattr(candidate, "elements_overlap", lambda *at: looked.append(at) or False)
+    reply = protocol.CallPlaces([protocol.TensorLocation("float32", [2], [1], 0, "cpu")] * 10_000)
+    expected = candidate.ExpectedEffects([torch.ones(2)], lambda got: Difference(), overlapping=False)
+    candidate.check_result_layout(reply, expected)
+    assert len(looked) == 1

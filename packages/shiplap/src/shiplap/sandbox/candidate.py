@@ -127,7 +127,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
-    for number, place in enumerate(reply.outs if not expected.overlapping else ()):
+    for number, place in enumerate(reply.outs[: 0 if expected.overlapping else len(expected.own)]):  # not thousands
         if isinstance(place, TensorLocation) and elements_overlap(place.shape, place.stride):
             raise CandidateError("results", f"elements of result {number} lie in the same place")
 
