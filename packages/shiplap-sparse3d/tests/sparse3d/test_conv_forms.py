@@ -44,7 +44,7 @@ def weight_gradient(rows: int) -> tuple[sl.Op, tuple[Any, ...]]:
 
 
 class Recorder:
-    """In place of the launcher of a Triton kernel: the source of each launch, and on what Triton would specialise it."""
+    """In place of the launcher of a Triton kernel: the source of each launch and on what Triton would specialise it."""
 
     def __init__(self, kernel: Any) -> None:
         self.source = kernel.src
