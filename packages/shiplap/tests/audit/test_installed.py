@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,6 @@ from shiplap.audit.installed import checks, engine, gradients, jobs, schedule
 from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.engine import InstalledRequest, OpAudit, audit_installed_op
-from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import (
     CallRecipe,
     TensorRecipe,
@@ -287,6 +285,7 @@ def test_all_ops_are_reached_before_any_has_a_dear_check(monkeypatch):
     assert stages == ["search", "CHEAP"] * 4 + ["DEAR"] * 3 + ["MALFORMED"] * 3
     assert StagedAudit.turns[6][1] == "hard"
     assert StagedAudit.turns[6][3] == 2, "the calls of the other ops"
+    assert [siblings for _, _, _, siblings in StagedAudit.turns[:6:2]] == [0, 0, 1], "those found before its turn"
     shares = [round(seconds, 1) for stage, _, seconds, _ in StagedAudit.turns if stage in ("search", "CHEAP")]
     assert shares == [3.0, 8.0, 3.0, 12.0, 3.0, 24.0, 9.0, 24.0], "what an op leaves is for the next ones"
     assert len(done) == 10, "after each search and each level, so that a run that is killed has lost one level"
@@ -374,23 +373,6 @@ def test_a_file_may_be_cut_off():
         expected = list(values) or [0, 1, 2, 3]
         assert made["self is cut off after 3 bytes"] == expected[:3]
         assert made["self is cut off after 1 bytes"] == expected[:1]
-
-
-def test_an_offset_too_many_that_changes_nothing_is_counted_apart():
-    def pooled(values, tables, offsets, strict):
-        """Return one sum for each of the bags of each table."""
-        count = len(tables) - 1
-        if strict and (len(offsets) - 1) % count:
-            raise ValueError("offsets have to be one more than the bags of all tables")
-        bags = count * ((len(offsets) - 1) // count)
-        return torch.stack([values[offsets[bag] : offsets[bag + 1]].sum() for bag in range(bags)])
-
-    def make():
-        return {"values": torch.ones(6), "tables": torch.tensor([0, 3, 6]), "offsets": torch.tensor([0, 1, 3, 4, 6])}
-
-    checks.check_surplus(PythonFunction(partial(pooled, strict=True)), make)
-    with pytest.raises(checks.MissingRegistration, match="an offset too many is taken and ignored"):
-        checks.check_surplus(PythonFunction(partial(pooled, strict=False)), make)
 
 
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from shiplap.audit.installed.conditions import calls_that_meet
 from shiplap.audit.installed.descent import CRASHED, Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.places import Place, Property
-from shiplap.audit.installed.recipes import CallRecipe, TensorRecipe, recipe_from_text
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, TensorRecipe, recipe_from_text
 from shiplap.audit.installed.refusals import EMPTY, has_no_kernel, quotes, ranks_in, refusal_form
 from shiplap.audit.installed.search import SearchState, search_calls, why_refused
 from shiplap.scaffold.schema import SchemaField, SchemaForm, parse_schema
@@ -212,6 +213,32 @@ def test_a_search_goes_on_from_the_last_step_of_a_walk_that_a_crash_has_ended():
     assert len(found) == len(set(found))
 
 
+def test_a_search_begins_with_the_arguments_that_a_similar_op_took():
+    """The ops of a family take equal arguments, or differ in one, about which a refusal speaks."""
+
+    def kernel(x, rows, n):
+        if (x.shape, rows.shape, n) != ((3, 17), (29,), 41):
+            raise ValueError("the arguments do not fit each other")
+        if x.dtype != torch.float64:
+            raise ValueError(f"expected Double, got {x.dtype}")
+        return x * 2
+
+    torch.library.define("family_ops::second", "(Tensor x, Tensor rows, int n) -> Tensor")
+    torch.library.impl("family_ops::second", "CompositeExplicitAutograd", kernel)
+    op = torch.ops.family_ops.second.default
+    rows = TensorRecipe("int64", (29,), 1, 0.0, 2.0)
+    for dtype, begun in (("float64", [1, 2]), ("float32", [1, 2, 3])):
+        given = CallRecipe({"x": TensorRecipe(dtype, (3, 17), 1), "rows": rows, "n": 41})
+        other = CallRecipe({"y": TensorRecipe("float32", (2,), 1)})
+        siblings, events = [TakenCall("family_ops::y", other), TakenCall("family_ops::first", given)], []
+        why_refused(op, given)  # the first call of an op takes longer
+        search_calls(op, parse_schema(op._schema), 0, 0.1, SearchState(siblings=siblings), events.append)
+        assert repr(given) == next(e["call"] for e in events if e["kind"] == "try")
+        found = [recipe_from_text(e["call"]).arguments["x"] for e in events if e["kind"] == "found"]
+        assert replace(given.arguments["x"], dtype="float64") in found
+        assert [e["siblings"] for e in events if e["kind"] == "begun"] == begun
+
+
 def test_a_drawn_call_that_ends_the_process_is_where_a_search_goes_on():
     state = SearchState()
     call = CallRecipe({"x": TensorRecipe("float32", (2,), 1)})
@@ -255,6 +282,31 @@ def test_lists_have_one_number_of_members_and_may_be_nested():
     assert {len(m["xs"]) for m in made} == {1, 2, 3}
     assert all(isinstance(word, str) for m in made for words in m["keys"] for word in words)
     assert {t.dtype for m in made for t in m["indices_group"]} == {"int64"}
+
+
+def test_a_list_takes_the_tensors_that_a_similar_op_takes_one_by_one():
+    tensors = {n: TensorRecipe("float32", (k,), k) for k, n in enumerate(("m_host", "m_offsets", "m_scale", "x"), 1)}
+    draws = CallDraws(SchemaForm("a::b", "", (SchemaField("m", "Tensor[]"), SchemaField("m_scale", "Tensor")), ()), 0)
+    made = draws.from_sibling(TakenCall("a::c", CallRecipe({**tensors, "m_count": 3}))).arguments
+    assert made == {"m": (tensors["m_host"], tensors["m_offsets"]), "m_scale": tensors["m_scale"]}
+
+
+def test_members_that_may_be_none_mostly_are():
+    draws = CallDraws(SchemaForm("a::b", "", (SchemaField("xs", "Tensor?[]"),), ()), 0)
+    made = [draws.first() for _ in range(20)]
+    nones = sum(xs == (None,) * len(xs) for xs in (m.arguments["xs"] for m in made))
+    assert 10 <= nones < 20
+    assert all(draws.changed(m).arguments["xs"] for m in made)
+
+
+def test_a_kernel_may_follow_lists_beyond_their_end():
+    def refuse(call: CallRecipe) -> str:
+        """End the process for short lists, as a kernel does that reads members without a check."""
+        return "" if len(call.arguments["flags"]) > 6 < len(call.arguments["sizes"]) else CRASHED
+
+    x = TensorRecipe("float32", (6,), 1)
+    end, refusal, _ = walk(refuse, CallRecipe({"xs": (x,), "flags": (True,), "sizes": (1, 2)}))
+    assert (refusal, len(end.arguments["xs"])) == ("", 1)
 
 
 def test_an_op_that_always_returns_no_elements_has_a_call():

@@ -17,6 +17,7 @@ _MOST_OTHERS = 8  # values of one property that are tried in one step
 _FEW_OTHERS = 4  # of one on which the message does not seem to depend
 _OUT_OF_RANGE = re.compile(r"out of (range|bounds)", re.IGNORECASE)
 _LONG = 1024  # elements of a vector that a kernel follows beyond its end
+_MANY = 16  # members of a list that it follows in this way
 CRASHED = "the call ends the process"  # in place of a message
 
 # Makes a call that was made from another one. Returns the refusal, "" for a call that was taken, CRASHED for one that
@@ -219,9 +220,12 @@ class Descent:
 
 def _milder_calls(call: CallRecipe) -> Iterator[CallRecipe]:
     """Yield copies of ``call`` that are less likely to end the process. Vectors of floats have as many elements as a
-    kernel is likely to follow. Whole numbers are 0 or 1, or offsets rise by 1, and one vector of them is longer by 1.
+    kernel is likely to follow, or lists of numbers and of None have as many members. Whole numbers are 0 or 1, or
+    offsets rise by 1, and one vector of them is longer by 1.
     """
     places, whole = [*places_of(call)], whole_values_of(call)
+    lists = [p for p in places if p.kind is Property.COUNT and not any(n == p.name for n, _ in call.tensors())]
+    listed = [_with_values(call, dict.fromkeys(lists, _MANY))] if lists else []
     vectors = [p for p in places if p.kind is Property.SIZE and len(first_tensor(call, p).shape) == 1]
     longer = call
     for place in (p for p in vectors if "float" in first_tensor(call, p).dtype and first_tensor(call, p).shape[0] > 1):
@@ -229,7 +233,7 @@ def _milder_calls(call: CallRecipe) -> Iterator[CallRecipe]:
     ones = {p: 1 for p in places if p.kind is Property.NUMBER}
     zeros = dict.fromkeys(whole, 0)
     for values in ({}, zeros, {**zeros, **ones}, {**dict.fromkeys(whole, 1), **ones}):
-        yield from (_with_values(made, values) for made in (longer, call))
+        yield from (_with_values(made, values) for made in (longer, call, *listed))
     offsets = {p.name: first_tensor(call, p).shape[0] for p in vectors if first_tensor(call, p).last is not None}
     steady = _with_values(longer, zeros)
     for more in (None, *offsets):

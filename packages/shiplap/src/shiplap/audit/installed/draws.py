@@ -91,7 +91,7 @@ class CallDraws:
         Scalars with defaults have these, and optional arguments are None.
         """
         if self.siblings and self.random.random() < 0.7:
-            return self._from_sibling(self.random.choice(self.siblings))
+            return self.from_sibling(self.random.choice(self.siblings))
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8, 1, 2))
         mixed = self.random.random() < 0.3  # tensors of different numbers of dims
         count = self._count()
@@ -102,10 +102,10 @@ class CallDraws:
             }
         )
 
-    def _from_sibling(self, taken: TakenCall) -> CallRecipe:
-        """Return a call whose arguments are those of a call that another op took, where the names agree. Other tensors
-        are results of that call or tensors of their shapes, as a backward takes them. Other whole numbers are the sizes
-        of one tensor, in order.
+    def from_sibling(self, taken: TakenCall) -> CallRecipe:
+        """Return a call whose arguments are those of a call that another op took, where the names agree. A list has the
+        tensors as members that the other op takes one by one. Other tensors are results of that call or tensors of
+        their shapes, as a backward takes them. Other whole numbers are the sizes of one tensor, in order.
         """
         given, results = taken.call.arguments, taken.result_recipes()
         tensors = [t for _, t in taken.call.tensors()] + results
@@ -115,6 +115,8 @@ class CallDraws:
             tensor = isinstance(given.get(a.name), TensorRecipe)
             if a.name in given and tensor == (a.tensor and not a.many):
                 drawn[a.name] = given[a.name]
+            elif a.tensor and a.many and (members := self._members_of(a.name, taken.call)):
+                drawn[a.name] = members
             elif a.tensor and not a.many and tensors and not (a.optional and self.random.random() < 0.5):
                 made = self.random.choice(results or tensors) if self.random.random() < 0.7 else None
                 like = made or self.random.choice(tensors)
@@ -125,6 +127,14 @@ class CallDraws:
             else:
                 drawn[a.name] = self._argument(a, 2, 4)
         return CallRecipe(drawn)
+
+    def _members_of(self, name: str, call: CallRecipe) -> tuple[TensorRecipe, ...]:
+        """Return the tensors of ``call`` whose names have the words of the list ``name`` and are no arguments of this
+        op, such as ``momentum_host`` and ``momentum_offsets`` for ``momentum``.
+        """
+        own, words = {a.name for a in self.form.arguments}, {*name.split("_")}
+        parts = [n for n in call.arguments if n not in own and words <= {*n.split("_")}]
+        return tuple(t for n in parts if isinstance(t := call.arguments[n], TensorRecipe))
 
     def changed(self, call: CallRecipe) -> CallRecipe:
         """Return a copy of the call with one or two arguments changed at random."""
@@ -176,7 +186,7 @@ class CallDraws:
         """
         value = call.arguments[field.name]
         tensors = value if isinstance(value, tuple) else (value,)
-        kept = field.tensor or (all(isinstance(v, TensorRecipe) for v in tensors) and self.random.random() < 0.7)
+        kept = all(isinstance(v, TensorRecipe) for v in tensors) and (field.tensor or self.random.random() < 0.7)
         if not kept or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
         if isinstance(value, tuple):
@@ -238,16 +248,18 @@ class CallDraws:
             # A schema may say ``int mode=0.``, a default that its own type refuses.
             value = int(value) if isinstance(value, float) and field.kind in ("int", "SymInt") else value
             return tuple(value) if isinstance(value, list) else value
-        return self._listed(field, field.kind.replace("?", ""), rank, size, count)
+        return self._listed(field, field.kind.removesuffix("?"), rank, size, count)
 
     def _listed(self, field: SchemaField, kind: str, rank: int, size: int, count: int) -> ArgumentRecipe:
         """Return a random value of the schema type ``kind`` for the argument ``field``: a tuple for a list, whose
-        members may be lists as well. The rest is as in ``_argument``.
+        members may be lists as well, or are all None in most cases if they may be. The rest is as in ``_argument``.
         """
         element, bracket, length = kind.rpartition("[")
         if not bracket:
-            return self._one(field, kind, rank, size)
+            return self._one(field, kind.removesuffix("?"), rank, size)
         members = int(length.rstrip("]") or 0) or count or self._count()
+        if element.endswith("?") and self.random.random() < 0.7:
+            return (None,) * members
         return tuple(self._listed(field, element, rank, size, count) for _ in range(members))
 
     def _count(self) -> int:

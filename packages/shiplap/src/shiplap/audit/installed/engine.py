@@ -91,7 +91,7 @@ class OpAudit:
         """Prepare to audit ``op``, which has this ``name``. ``recorded`` are calls that a program has made."""
         self.name, self.op, self.recorded, self.asked = name, op, recorded, asked
         self.form = _form_of(op)
-        self.state = SearchState((), asked.device)
+        self.state = SearchState(device=asked.device)
         self._attempts = self._standstills = 0
         self._jobs: dict[Level, list[Job]] = {}
         self._left: dict[Level, int] = {}  # jobs of each level that were not run
@@ -125,7 +125,7 @@ class OpAudit:
         form = self.form
         if form is None:
             return
-        self.state.siblings = siblings
+        self.state.siblings, self.state.begun = siblings, 0
         left, wanted = seconds, max(WANTED_CALLS, len(self.recorded))
         latest = time.monotonic() + max(_WAITING * seconds, self.asked.limits.idle_s)
         events: Iterator[ChildEvent | ChildDeath] | None = None

@@ -16,7 +16,6 @@ import msgspec
 from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.engine import InstalledRequest, OpAudit, Subject
 from shiplap.audit.installed.jobs import Level
-from shiplap.audit.installed.recipes import TakenCall
 from shiplap.audit.installed.result import InstalledOp
 
 _SEARCHES = (0.15, 0.2, 0.2)  # the part of all time that a search may take of each op, and of those that are left
@@ -110,7 +109,6 @@ def audit_installed_ops(
         done(results[audit.name])
 
     for number, part in enumerate(_SEARCHES):
-        siblings = [call for audit in audits for call in audit.calls]
         missed = [audit for audit in audits if number == 0 or not audit.is_searched]
         # This is processor time: on a busy machine a search takes longer, and finds as much.
         seconds = min(part * turns.seconds * jobs / max(len(missed), 1), asked.seconds)
@@ -119,11 +117,11 @@ def audit_installed_ops(
             audit: OpAudit,
             check_seconds: float,
             seconds: float = seconds,
-            siblings: Sequence[TakenCall] = siblings,
             number: int = number,
         ) -> None:
-            """Search for calls of one op, among others with the arguments of ``siblings``, and check those found."""
+            """Search for calls of one op, among others with the arguments of those found so far, and check them."""
             if number == 0 or turns.passed < _SEARCHING:
+                siblings = [call for each in audits for call in each.calls]
                 audit.reach(seconds, check_seconds, siblings)
             keep(audit, is_searched=audit.is_searched or number == len(_SEARCHES) - 1)
 

@@ -44,11 +44,12 @@ class SearchState:
     ``found`` are the calls that the op took, and ``frontier`` the calls whose refusals were new. ``refusals`` are these
     refusals, in the same order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them
     by the text of the call from which they were made. ``walked`` is the last call of a walk from refusal to refusal
-    that has not ended, with its refusal. ``siblings`` are calls that other ops of the package took.
-    ``device`` is the type of the device of the tensors.
+    that has not ended, with its refusal. ``siblings`` are calls that other ops of the package took, and ``begun`` is
+    the number of searches that have begun from one of them. ``device`` is the type of the device of the tensors.
     """
 
     siblings: Sequence[TakenCall] = ()
+    begun: int = 0
     device: str = "cpu"
     found: list[TakenCall] = field(default_factory=list)
     frontier: list[CallRecipe] = field(default_factory=list)
@@ -59,8 +60,8 @@ class SearchState:
     absent: str = ""
 
     def take(self, event: ChildEvent) -> None:
-        """Store the event of a search: a call that was taken, a new refusal, a step of a walk or its end, or the
-        absence of a kernel.
+        """Store the event of a search: a call that was taken, a new refusal, a step of a walk or its end, a begin from
+        a call of another op, or the absence of a kernel.
         """
         if event["kind"] == "found":
             results = tuple((dtype, tuple(shape)) for dtype, shape in event["results"])
@@ -70,6 +71,8 @@ class SearchState:
             self.frontier.append(recipe_from_text(event["call"]))
         elif event["kind"] == "walked":
             self.walked = (recipe_from_text(event["call"]), event["refusal"]) if event["refusal"] else None
+        elif event["kind"] == "begun":
+            self.begun = event["siblings"]
         elif event["kind"] == "absent":
             self.absent = event["reason"]
 
@@ -194,6 +197,7 @@ class _CallSearch:
         # A call of the walk of an earlier process has ended that process.
         if (walked := self.state.walked) and crashes.get(repr(walked[0]), 0) < _most_crashes(CRASHED):
             self._walk(*walked)
+        self._begin_from_siblings()
         while self.is_open():
             usable = [c for c in self.frontier[-_FRONTIER:] if crashes.get(repr(c[0]), 0) < _most_crashes(c[1])]
             source, why = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else (None, "")
@@ -206,6 +210,21 @@ class _CallSearch:
         # Some ops return no elements on a device that they are not made for.
         if not self.kept and self.empty is not None and [*self.forms] == [EMPTY]:
             self._keep(self.empty)
+
+    def _begin_from_siblings(self) -> None:
+        """Make one call of the arguments of each call that a similar op took, as ops of one family take equal ones. If
+        none is taken, walk from each of these calls: most ops of a family differ in few arguments.
+        """
+        siblings = self.draws.siblings
+        for number in range(self.state.begun, 2 * len(siblings)):
+            walks = number >= len(siblings)
+            if not self.is_open() or (walks and self.kept):
+                return
+            self.send({"kind": "begun", "siblings": number + 1})
+            call = self.draws.from_sibling(siblings[number % len(siblings)])
+            why = self.attempt(call, None)
+            if walks and why and why != CRASHED:
+                self._walk(call, why)
 
     def _walk(self, source: CallRecipe, why: str) -> None:
         """Walk from refusal to refusal, from the call ``source``, which was refused by the message ``why``."""
