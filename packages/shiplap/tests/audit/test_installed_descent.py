@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shiplap.audit.installed.checks import call_op
+from shiplap.audit.installed.checks import call_op, check_fake
 from shiplap.audit.installed.conditions import calls_that_meet
 from shiplap.audit.installed.descent import CRASHED, Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.places import Place, Property
-from shiplap.audit.installed.recipes import CallRecipe, TakenCall, TensorRecipe, recipe_from_text
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, TensorRecipe, evaluate, recipe_from_text
 from shiplap.audit.installed.refusals import EMPTY, has_no_kernel, quotes, ranks_in, refusal_form
 from shiplap.audit.installed.search import SearchState, search_calls, why_refused
 from shiplap.scaffold.schema import SchemaField, SchemaForm, parse_schema
@@ -291,6 +291,22 @@ def test_a_list_takes_the_tensors_that_a_similar_op_takes_one_by_one():
     assert made == {"m": (tensors["m_host"], tensors["m_offsets"]), "m_scale": tensors["m_scale"]}
 
 
+def test_a_tensor_takes_the_whole_numbers_that_a_similar_op_takes_as_a_list():
+    draws = CallDraws(SchemaForm("a::b", "", (SchemaField("rows", "Tensor"),), ()), 0)
+    made = draws.from_sibling(TakenCall("a::c", CallRecipe({"rows": (3, 4)}))).arguments
+    assert evaluate({"rows": str(made["rows"])})["rows"].tolist() == [3, 4]
+
+
+def test_a_fake_that_takes_fewer_arguments_than_the_kernel_refuses_no_call():
+    torch.library.define("fakeless_ops::scaled", "(Tensor x, bool twice=False) -> Tensor")
+    torch.library.impl("fakeless_ops::scaled", "CPU", lambda x, twice=False: x * (2 if twice else 1))
+    torch.library.register_fake("fakeless_ops::scaled", lambda x: torch.empty_like(x))
+    op = torch.ops.fakeless_ops.scaled.default
+    call = CallRecipe({"x": TensorRecipe("float32", (3,), 1), "twice": True})
+    assert why_refused(op, call) == ""
+    assert "takes 1 positional argument but 2" in check_fake(op, lambda: evaluate(call.texts()))
+
+
 def test_members_that_may_be_none_mostly_are():
     draws = CallDraws(SchemaForm("a::b", "", (SchemaField("xs", "Tensor?[]"),), ()), 0)
     made = [draws.first() for _ in range(20)]
@@ -317,16 +333,23 @@ def test_an_op_that_always_returns_no_elements_has_a_call():
     assert [shape for e in events if e["kind"] == "found" for _, shape in e["results"]] == [[0]]
 
 
-def test_a_kernel_that_fakes_run_in_place_of_a_missing_one_refuses_no_call():
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("twice", "The tensor has a non-zero number of elements, but its data is not allocated yet."),
+        ("double", "x must be a CPU or MTIA tensor; it is currently on device META"),
+    ],
+)
+def test_a_kernel_that_fakes_run_in_place_of_a_missing_one_refuses_no_call(name, message):
     def fails(x):
         if x.is_meta:
-            raise RuntimeError("The tensor has a non-zero number of elements, but its data is not allocated yet.")
+            raise RuntimeError(message)
         return x * 2
 
     call = CallRecipe({"x": TensorRecipe("float32", (3,), 1)})
-    torch.library.define("fakeless_ops::twice", "(Tensor x) -> Tensor")
-    torch.library.impl("fakeless_ops::twice", "CompositeExplicitAutograd", fails)
-    assert why_refused(torch.ops.fakeless_ops.twice.default, call) == ""
+    torch.library.define(f"fakeless_ops::{name}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"fakeless_ops::{name}", "CompositeExplicitAutograd", fails)
+    assert why_refused(getattr(torch.ops.fakeless_ops, name).default, call) == ""
 
 
 def test_a_message_with_a_number_below_zero_quotes_it():

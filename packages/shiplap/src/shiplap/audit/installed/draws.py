@@ -58,6 +58,11 @@ def _words_of(name: str) -> set[str]:
     return {w.lower() for w in parts if len(w) > 2}
 
 
+def _whole_numbers_in(value: ArgumentRecipe) -> tuple[int, ...]:
+    """Return ``value`` if it is a list of whole numbers, or else an empty tuple."""
+    return value if isinstance(value, tuple) and all(type(n) is int for n in value) else ()
+
+
 class CallDraws:
     """A source of random calls of an op. Names and types of arguments in its schema determine what is drawn. Messages
     of exceptions of the op give hints for later draws.
@@ -104,8 +109,9 @@ class CallDraws:
 
     def from_sibling(self, taken: TakenCall) -> CallRecipe:
         """Return a call whose arguments are those of a call that another op took, where the names agree. A list has the
-        tensors as members that the other op takes one by one. Other tensors are results of that call or tensors of
-        their shapes, as a backward takes them. Other whole numbers are the sizes of one tensor, in order.
+        tensors as members that the other op takes one by one, and a tensor the values of a list. Other tensors are
+        results of that call or tensors of their shapes, as a backward takes them. Other whole numbers are the sizes of
+        one tensor, in order.
         """
         given, results = taken.call.arguments, taken.result_recipes()
         tensors = [t for _, t in taken.call.tensors()] + results
@@ -117,6 +123,8 @@ class CallDraws:
                 drawn[a.name] = given[a.name]
             elif a.tensor and a.many and (members := self._members_of(a.name, taken.call)):
                 drawn[a.name] = members
+            elif a.tensor and not a.many and (numbers := _whole_numbers_in(given.get(a.name))):
+                drawn[a.name] = TensorRecipe("int64", (len(numbers),), 0, values=numbers, device=self.device)
             elif a.tensor and not a.many and tensors and not (a.optional and self.random.random() < 0.5):
                 made = self.random.choice(results or tensors) if self.random.random() < 0.7 else None
                 like = made or self.random.choice(tensors)

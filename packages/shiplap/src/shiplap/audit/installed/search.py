@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
 _NO_ARGUMENT = "no such argument"
+_MISCALLED = re.compile(r"\(\) (takes .* positional arguments? but|missing \d+ required)")  # of a Python function
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 _PATIENCE = 5.0  # seconds of processor time of one call of a search on the CPU
@@ -340,6 +342,9 @@ def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
     except NotApplicable as e:
         cause = e.__cause__
         if cause is None or type(cause) not in (RuntimeError, ValueError, TypeError, IndexError):
+            return ""
+        # Whatever the arguments are, it is called with another number of them than it takes.
+        if _MISCALLED.search(str(cause)):
             return ""
         # Such an error means that there is no fake implementation, or that it works only in a trace.
         if on_cpu_alone(cause) or any(word in str(cause) for word in ("meta", "get_ctx", "data is not allocated")):
