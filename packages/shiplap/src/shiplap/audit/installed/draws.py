@@ -260,15 +260,17 @@ class CallDraws:
 
     def _listed(self, field: SchemaField, kind: str, rank: int, size: int, count: int) -> ArgumentRecipe:
         """Return a random value of the schema type ``kind`` for the argument ``field``: a tuple for a list, whose
-        members may be lists as well, or are all None in most cases if they may be. The rest is as in ``_argument``.
+        members may be lists as well, and are mostly None if they may be. The rest is as in ``_argument``.
         """
         element, bracket, length = kind.rpartition("[")
         if not bracket:
             return self._one(field, kind.removesuffix("?"), rank, size)
         members = int(length.rstrip("]") or 0) or count or self._count()
-        if element.endswith("?") and self.random.random() < 0.7:
-            return (None,) * members
-        return tuple(self._listed(field, element, rank, size, count) for _ in range(members))
+        least = 0.7 if element.endswith("?") else 0.0
+        return tuple(
+            None if least and self.random.random() < least else self._listed(field, element, rank, size, count)
+            for _ in range(members)
+        )
 
     def _count(self) -> int:
         """Return a random number of members of a list."""
