@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -305,6 +306,19 @@ def test_a_fake_that_takes_fewer_arguments_than_the_kernel_refuses_no_call():
     call = CallRecipe({"x": TensorRecipe("float32", (3,), 1), "twice": True})
     assert why_refused(op, call) == ""
     assert "takes 1 positional argument but 2" in check_fake(op, lambda: evaluate(call.texts()))
+
+
+def test_a_search_makes_no_very_large_tensor():
+    vector = CallRecipe({"x": TensorRecipe("float32", (56,), 1)})
+    shape = Place("x", Property.RANK).with_value(vector, 5).arguments["x"].shape
+    assert (len(shape), shape[0], math.prod(shape) < 2000) == (5, 56, True)
+    torch.library.define("large_ops::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("large_ops::twice", "CompositeExplicitAutograd", lambda x: x * 2)
+    op, events = torch.ops.large_ops.twice.default, []
+    given = Place("x", Property.SIZE).with_value(vector, 1 << 30)
+    state = SearchState(siblings=[TakenCall("large_ops::first", given)])
+    search_calls(op, parse_schema(op._schema), 0, 0.05, state, events.append)
+    assert repr(given) not in [e["call"] for e in events if e["kind"] == "try"]
 
 
 def test_members_that_may_be_none_mostly_are():

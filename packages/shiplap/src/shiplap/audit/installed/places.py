@@ -15,6 +15,7 @@ _DTYPES = tuple(dict.fromkeys((*floating()[:1], *integers(), *preferred())))  # 
 _MOST_SIZE = 128  # of a dim that is set to a number in a message
 _MOST_TOTAL = 4096  # of a vector that has as many elements as several tensors together
 _MOST_MEMBERS = 16
+_MOST_OF_MORE_DIMS = 1 << 16  # elements of a tensor to which dims of its last size are added
 
 
 class Property(IntEnum):
@@ -73,7 +74,7 @@ class Place:
         changes: dict[Property, Callable[[ArgumentRecipe], ArgumentRecipe]] = {
             Property.NUMBER: lambda n: value,
             Property.DTYPE: lambda t: replace(t, dtype=value, source=""),
-            Property.RANK: lambda t: t.reshaped((*t.shape, *(t.shape[-1:] or (2,)) * 6)[: int(value)]),
+            Property.RANK: lambda t: _with_rank(t, int(value)),
             Property.SIZE: lambda t: _with_size(t, self.axis, int(value)),
             Property.VALUES: lambda t: t.filled_with(int(value)),
             Property.NUMEL: lambda t: t.reshaped((int(value),)),
@@ -136,6 +137,14 @@ def first_tensor(call: CallRecipe, place: Place) -> TensorRecipe:
     value = call.arguments[place.name]
     one: TensorRecipe = value[0] if isinstance(value, tuple) else value
     return one
+
+
+def _with_rank(t: TensorRecipe, rank: int) -> TensorRecipe:
+    """Return a recipe like ``t`` with another number of dims. New ones have the size of the last, or 2 if that is too
+    large for so many of them.
+    """
+    more = (*t.shape, *(t.shape[-1:] or (2,)) * 6)[:rank]
+    return t.reshaped(more if math.prod(more) <= _MOST_OF_MORE_DIMS else (*t.shape, *(2,) * 6)[:rank])
 
 
 def _with_size(t: TensorRecipe, axis: int, size: int) -> TensorRecipe:

@@ -36,6 +36,7 @@ _PATIENCE = 5.0  # seconds of processor time of one call of a search on the CPU
 _MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
 _MOST_CRASHES_OF_STEP = 24  # of those from the last call of a walk, which tries each property
 _MOST_CRASHED = 3  # calls that have ended a process from which others are made
+_MOST_ELEMENTS = 1 << 22  # of a tensor in a call of a search: larger ones take seconds to make
 _WAITING = 20  # times as long as its processor time may be, a search also waits, as for a network
 
 
@@ -244,10 +245,13 @@ class _CallSearch:
 
     def attempt(self, call: CallRecipe, source: CallRecipe | None) -> str | None:
         """Make ``call``, which was made from ``source``, and return why it is refused: "" if it is taken, and None if
-        its refusal says nothing about other arguments. A call that has ended a process is not made again.
+        its refusal says nothing about other arguments. A call that has ended a process is not made again, nor is one
+        with a very large tensor.
         """
         if repr(call) in self.state.avoided:
             return CRASHED
+        if any(math.prod(t.shape) > _MOST_ELEMENTS for _, t in call.tensors()):
+            return None
         self.send(_tried(call, "guarded", source, self.since))
         refusal = why_refused(self.op, call)
         if not refusal:
