@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from shiplap.audit.installed import checks
+from shiplap.audit.installed import checks, engine
+from shiplap.audit.installed.jobs import Job
 from shiplap.audit.installed.python_function import PythonFunction
 
 
@@ -41,3 +42,12 @@ def test_an_offset_too_many_that_changes_nothing_is_counted_apart():
     checks.check_surplus(PythonFunction(partial(pooled, strict=True)), make)
     with pytest.raises(checks.MissingRegistration, match="an offset too many is taken and ignored"):
         checks.check_surplus(PythonFunction(partial(pooled, strict=False)), make)
+
+
+@pytest.mark.parametrize(("key", "kind"), [("CompositeImplicitAutograd", "skipped"), ("CPU", "looked")])
+def test_what_an_op_that_torch_takes_apart_returns_may_share_memory(key, kind):
+    torch.library.define(f"view_ops::same_{kind}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"view_ops::same_{kind}", key, lambda x: x.view(-1))
+    op = getattr(torch.ops.view_ops, f"same_{kind}").default
+    event = engine._run_check(op, Job("alias", {"x": "torch.ones(2)"}, "found by a search"))
+    assert (event["kind"], "shares the memory of x" in event.get("problem", "")) == (kind, kind == "looked")
