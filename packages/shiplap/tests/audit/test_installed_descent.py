@@ -285,6 +285,22 @@ def test_lists_have_one_number_of_members_and_may_be_nested():
     assert {t.dtype for m in made for t in m["indices_group"]} == {"int64"}
 
 
+def test_calls_of_similar_ops_leave_time_for_others():
+    def refuse(x, y):
+        raise ValueError(f"not these: {x.shape} {y.shape} {x.dtype}")
+
+    torch.library.define("misled_ops::second", "(Tensor x, Tensor y) -> Tensor")
+    torch.library.impl("misled_ops::second", "CompositeExplicitAutograd", refuse)
+    op, events = torch.ops.misled_ops.second.default, []
+    calls = [CallRecipe(dict.fromkeys("xy", TensorRecipe("float32", (n, 7), 1))) for n in range(2, 26)]
+    state = SearchState(siblings=[TakenCall("misled_ops::first", call) for call in calls])
+    search_calls(op, parse_schema(op._schema), 0, 0.3, state, events.append)
+    begun = max(number for number, e in enumerate(events) if e["kind"] == "begun")
+    assert 24 < events[begun]["siblings"] < 48, "a walk from one of them takes all that there is"
+    end = next(n for n, e in enumerate(events) if n > begun and (e["kind"], e.get("refusal")) == ("walked", ""))
+    assert "try" in [e["kind"] for e in events[end:]]
+
+
 def test_a_list_takes_the_tensors_that_a_similar_op_takes_one_by_one():
     tensors = {n: TensorRecipe("float32", (k,), k) for k, n in enumerate(("m_host", "m_offsets", "m_scale", "x"), 1)}
     draws = CallDraws(SchemaForm("a::b", "", (SchemaField("m", "Tensor[]"), SchemaField("m_scale", "Tensor")), ()), 0)

@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shiplap.audit.child_process import ChildEvent, SendEvent
@@ -190,9 +191,9 @@ class _CallSearch:
         # does not count, which a process that was not forked from one with the package has made.
         self.since, self.latest = used_seconds(), time.monotonic() + _WAITING * seconds
 
-    def is_open(self) -> bool:
-        """Return whether more calls are wanted and there is time for them."""
-        return self.left > 0 and used_seconds() - self.since < self.seconds and time.monotonic() < self.latest
+    def is_open(self, part: float = 1.0) -> bool:
+        """Return whether more calls are wanted and there is time for them in this ``part`` of the search's time."""
+        return self.left > 0 and used_seconds() - self.since < part * self.seconds and time.monotonic() < self.latest
 
     def run(self) -> None:
         """Make calls until enough were taken, time is over, or the op takes none at all."""
@@ -216,28 +217,31 @@ class _CallSearch:
 
     def _begin_from_siblings(self) -> None:
         """Make one call of the arguments of each call that a similar op took, as ops of one family take equal ones. If
-        none is taken, walk from each of these calls: most ops of a family differ in few arguments.
+        none is taken, walk from each of these calls for half of the time: most ops of a family differ in few arguments.
         """
         siblings = self.draws.siblings
         for number in range(self.state.begun, 2 * len(siblings)):
             walks = number >= len(siblings)
-            if not self.is_open() or (walks and self.kept):
+            if not self.is_open(0.5) or (walks and self.kept):
                 return
             self.send({"kind": "begun", "siblings": number + 1})
             call = self.draws.from_sibling(siblings[number % len(siblings)])
             why = self.attempt(call, None)
             if walks and why and why != CRASHED:
-                self._walk(call, why)
+                self._walk(call, why, 0.5)
 
-    def _walk(self, source: CallRecipe, why: str) -> None:
-        """Walk from refusal to refusal, from the call ``source``, which was refused by the message ``why``."""
+    def _walk(self, source: CallRecipe, why: str, part: float = 1.0) -> None:
+        """Walk from refusal to refusal, from the call ``source``, which was refused by the message ``why``, in this
+        ``part`` of the search's time.
+        """
 
         def send_step(call: CallRecipe, refusal: str) -> None:
             """Send a step of the search, so that a search whose call ends the process goes on from it."""
             self.send({"kind": "walked", "call": repr(call), "refusal": refusal[:400]})
 
         self.followed.add(repr(source))
-        call, refusal = Descent(self.attempt, self.is_open, self.draws.random, send_step, self.forms).walk(source, why)
+        is_open = partial(self.is_open, part)
+        call, refusal = Descent(self.attempt, is_open, self.draws.random, send_step, self.forms).walk(source, why)
         send_step(call, "")
         if refusal and call != source:
             self.followed.add(repr(call))
