@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shiplap.judge import conditions
 from shiplap.judge.conditions import COMPILES_S, _effects_of_equal_arguments, call_elsewhere
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Reason
@@ -143,6 +145,35 @@ def test_under_autocast_gross_deviations_alone_count(factor: float, right: bool)
                 super().call(args, expected, conditions=conditions)
 
     assert (not judged(Loose(answer=factor)).reasons) == right
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.01, True), (0.0, False)])
+def test_large_results_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch, factor: float, right: bool) -> None:
+    """The memory of a GPU that holds a result may have no room for several copies of it in float64."""
+    monkeypatch.setattr(conditions, "part_length", lambda t: 10)
+    sizes: dict[str, list[int]] = {"one tensor": [], "autocast": []}
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.dtype == torch.float64:
+                seen.append(out.numel())
+            return out
+
+    class Parts(Witness):
+        def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+            if conditions in sizes:
+                nonlocal seen
+                seen = sizes[conditions]
+                with Sizes():
+                    super().call(args, expected, conditions=conditions)
+
+    seen: list[int] = []
+    square = FunctionProblem("sum", torch.add, lambda: [torch.randn(8, 12), torch.randn(8, 12)], 0.0)
+    form = InputForm("8x12, 8x12 drawn", shapes=((8, 12), (8, 12)))
+    assert (not judged(Parts(answer=factor), problem=square, form=form).reasons) == right
+    assert {max(listed) for listed in sizes.values() if listed} == {10}
+    assert sizes["one tensor"]
 
 
 def test_a_result_of_autocast_has_its_dtype() -> None:

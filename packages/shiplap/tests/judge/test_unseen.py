@@ -214,7 +214,8 @@ def test_only_a_device_may_lack_memory_for_a_batch(monkeypatch, on_device, raise
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
     with pytest.raises(raised):
         clock.measure_form(problem, FORM, {}, 5, 0.0, StepDeadline(float("inf")))
-    assert counts == ([4, 2, 1] if on_device else [4])
+    # One call is tried once more, when the processes have returned what they keep.
+    assert counts == ([4, 2, 1, 1] if on_device else [4])
     assert len(freed) == len(counts) - 1
 
 

@@ -379,3 +379,23 @@ def test_memory_is_returned_before_each_request_and_after_all_but_batches(driver
         assert len(left) == 1
         batch.run_calls()
     assert len(left) == 2
+
+
+def test_memory_is_returned_when_batches_are_released(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    witness, (args, *_) = process_of(lambda x: x + 1), drawn(3)
+    with CallBatch(witness, 0, [args], blank=False) as batch:
+        batch.run_calls()
+    monkeypatch.setattr(driver, "leave_room", lambda: left.append("it"))
+    release_block(witness)
+    assert len(left) == 2  # here before the request, and there
+
+
+def test_what_a_call_for_gradients_keeps_ends_with_the_next_request(driver: FakeDriver) -> None:
+    """A gradient of a large argument would take its room on a GPU while calls are timed."""
+    witness, (args, *_) = process_of(lambda x: x * 2), drawn(3)
+    seed = torch.ones_like(args[0])
+    witness.gradients(args, [seed], [seed], [], [True], expect(args[0] * 2))
+    assert witness.prisoner.host._last
+    with CallBatch(witness, 0, [args], blank=False):
+        assert not witness.prisoner.host._last

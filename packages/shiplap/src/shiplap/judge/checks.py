@@ -556,8 +556,9 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
     are one number with stride 0, as in the gradient of a sum.
     """
     shapes = {"one": (), "turned": result.shape[::-1]}
+    precise = torch.float64 if result.dtype == torch.float64 else torch.float32
     # On the device of the result: a CPU takes seconds to draw as many numbers as a large result has.
-    drawn = torch.randn(shapes.get(way, result.shape), dtype=torch.float64, device=result.device).to(result.dtype)
+    drawn = torch.randn(shapes.get(way, result.shape), dtype=precise, device=result.device).to(result.dtype)
     if way == "one":
         return drawn.expand(result.shape)
     return drawn.permute(*reversed(range(result.dim()))) if way == "turned" else drawn

@@ -129,6 +129,7 @@ def measure_form(
     with pace.step():
         args = problem.draw(form)
     plan: _BatchPlan | None = None
+    emptied = False
     while True:
         try:
             plan = plan or _plan_batches(problem, form, args, judged, pace, ends)
@@ -146,10 +147,12 @@ def measure_form(
             named = isinstance(e, torch.OutOfMemoryError) or "OutOfMemoryError" in e.evidence
             if not (named and any(map(lies_on_device, tensors_among(args)))):
                 raise
-            if plan is None or plan.count == 1:
+            single = plan is None or plan.count == 1
+            if single and emptied:
                 raise DeviceUnavailable(f"the memory of the device is too small: {str(e)[:200]}") from None
-            # Half the calls need half the memory for arguments and results.
-            plan = replace(plan, count=plan.count // 2)
+            # Half the calls need half the memory. A single one may need what the processes keep.
+            emptied = emptied or single
+            plan = plan and replace(plan, count=max(1, plan.count // 2))
             _release_blocks(judged)
             device_driver().free_bytes()
 

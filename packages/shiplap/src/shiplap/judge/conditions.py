@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from shiplap.judge.checks import JudgeSession
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tensors_among
-from shiplap.sampling.compare import Difference, is_finite
+from shiplap.sampling.compare import Difference, is_finite, part_length
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.source_scan import gather_sources, read_source
@@ -133,7 +134,7 @@ def _effects_of_equal_arguments(
     if not usable:
         return None
     numbers = [t for t in tensors_among(args) if t.is_floating_point() and t.numel()]
-    scale = max((float(t.double().abs().amax()) for t in numbers), default=0.0)
+    scale = max((float(part.abs().amax()) for t in numbers for (part,) in _wide_parts(t)), default=0.0)
 
     def against(got: Sequence[Tensor]) -> Difference:
         """Return a difference if a result in ``got`` is grossly off that of the reference. An index may be another
@@ -142,10 +143,8 @@ def _effects_of_equal_arguments(
         for number, (g, exact) in enumerate(zip(got, expected.own, strict=True)):
             if not (g.is_floating_point() and exact.is_floating_point()):
                 continue
-            wide = exact.double()
             # Elements near zero are off by the rounding of larger numbers that cancel out.
-            allowed = GROSS * wide.abs() + CANCELLED * wide.square().mean().sqrt() + ROUNDED * scale
-            if not bool(((g.double() - wide).abs() <= allowed).all()):
+            if not _is_near(g, exact, exact, CANCELLED * _root_mean_square(exact) + ROUNDED * scale):
                 return Difference(f"result {number} is off by more than half of its size")
         return Difference()
 
@@ -206,14 +205,36 @@ def _effects_under_autocast(case: JudgeSession, form: InputForm, args: tuple[obj
         for number, (g, rounded, exact) in enumerate(zip(got, expected.own, usual, strict=True)):
             if not (g.is_floating_point() and exact.is_floating_point() and g.shape == exact.shape and g.numel()):
                 continue
-            g, rounded, exact = g.double(), rounded.double(), exact.double()
-            size = exact.abs() + exact.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
-            known = exact.isfinite() & rounded.isfinite()
-            spread = (rounded - exact)[known].abs().amax() if bool(known.any()) else 0.0
-            # A NaN is never as near as what is allowed.
-            near = (g - exact).abs() <= GROSS * size + SPREAD * spread
-            if bool((known & ~near).any()):
+            spread = max(float((r - e).nan_to_num(0.0, 0.0, 0.0).abs().amax()) for r, e in _wide_parts(rounded, exact))
+            if not _is_near(g, exact, rounded, GROSS * _root_mean_square(exact) + SPREAD * spread):
                 return Difference(f"result {number} is off by more than half of its size under autocast")
         return Difference()
 
     return replace(expected, against=against)
+
+
+def _wide_parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the elements of ``tensors``, which have one shape, in float64 and in parts. A GPU whose memory holds a
+    large result may have no room for several copies of it.
+    """
+    parts = (t.reshape(-1).split(part_length(t)) for t in tensors)
+    for each in zip(*parts, strict=True):
+        yield tuple(part.double() for part in each)
+
+
+def _root_mean_square(t: Tensor) -> float:
+    """Return the root mean square of the elements of ``t``. NaN and infinity count as 0."""
+    squares = sum(float(part.nan_to_num(0.0, 0.0, 0.0).square().sum()) for (part,) in _wide_parts(t))
+    return math.sqrt(squares / max(1, t.numel()))
+
+
+def _is_near(got: Tensor, exact: Tensor, rounded: Tensor, common: float) -> bool:
+    """Return whether each element of ``got`` is off ``exact`` by at most half of its size and ``common``. Elements at
+    which ``exact`` or ``rounded`` is not finite are left out.
+    """
+    for g, e, r in _wide_parts(got, exact, rounded):
+        # A NaN is never as near as what is allowed.
+        near = (g - e).abs() <= GROSS * e.abs() + common
+        if bool((e.isfinite() & r.isfinite() & ~near).any()):
+            return False
+    return True

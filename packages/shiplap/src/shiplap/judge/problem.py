@@ -346,8 +346,9 @@ class JudgeProblem:
         floating-point arguments come first, then those of the parameters. A gradient that autograd does not compute is
         a tensor of zeros. If ``wide`` is true, all are computed in float64, and otherwise in the dtypes of ``args``.
         """
-        given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
-        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
+        copied = widened_copy if wide else lambda t: t.detach().clone()
+        given = [copied(a) if isinstance(a, Tensor) else a for a in args]
+        given = [a.requires_grad_() if _is_floating_tensor(a) else a for a in given]
         call = self.wide if wide else self.call
         floating = [o for o in _result_tensors(call(*given)) if o.is_floating_point()]
         # A result such as a mask has a seed, and no gradient.

@@ -180,6 +180,7 @@ class Child:
         """Return the reply to the request ``message``. ``file`` is the descriptor of the arguments' file, or -1 if
         there is none.
         """
+        self._last = ()
         if self._block is not None:
             self._block.driver.release_retired()
         reply: ReplyT = HANDLERS[type(message)](self, message, file)
@@ -356,6 +357,7 @@ class Child:
         driver, self._block = self._block.driver if self._block is not None else None, None
         if driver is not None:
             driver.release_retired()
+            driver.leave_room()
         return protocol.Done()
 
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
@@ -418,7 +420,6 @@ class Child:
         has changed and the number of threads that still run its code.
         """
         args = list(self._unpack(message.args, _map(file)))
-        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
         self._dice.advance_generators()
         with self._watch.record_calls():
