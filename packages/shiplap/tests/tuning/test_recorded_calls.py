@@ -157,6 +157,6 @@ def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():
 
 def test_budgets():
     assert [parse_budget(b) for b in (3, "90s", "5m", "1.5h", "7")] == [3, 90.0, 300.0, 5400.0, 7.0]
-    for text in ("", "5 apples", "-3s", "m"):
+    for text in ("", "5 apples", "-3s", "m", "nan", float("nan")):
         with pytest.raises(ShiplapError, match="SL612"):
             parse_budget(text)

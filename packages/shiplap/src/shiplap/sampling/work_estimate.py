@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from math import prod
+from math import isnan, prod
 from typing import Any
 
 import torch
@@ -135,12 +135,12 @@ def _run_on_meta(op: Op, case: SampleCase) -> None:
 
 def parse_budget(budget: float | str) -> float:
     """Return ``budget`` in seconds. A number is a number of seconds and is returned unchanged. A string is a number
-    with a unit, such as ``"5m"``, ``"90s"`` or ``"1h"``, or a number of seconds. Raise ``SL612`` for any other string,
-    and for one whose number is not positive.
+    with a unit, such as ``"5m"``, ``"90s"`` or ``"1h"``, or a number of seconds. Raise ``SL612`` for NaN, for any other
+    string, and for one whose number is not positive.
     """
-    if isinstance(budget, (int, float)):
+    if isinstance(budget, (int, float)) and not isnan(budget):
         return budget
-    text = budget.strip()
+    text = str(budget).strip()
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
     with suppress(ValueError):
         seconds = float(text[:-1]) * unit if unit else float(text)
