@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from shiplap.sampling.compare import Difference, bitwise_difference
 from shiplap.sandbox import call_batch, device_memory
-from shiplap.sandbox.arguments import ArgumentArena, packed_locations
+from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations
 from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.device_clock import CallsNotQueued
@@ -399,3 +402,42 @@ def test_what_a_call_for_gradients_keeps_ends_with_the_next_request(driver: Fake
     assert witness.prisoner.host._last
     with CallBatch(witness, 0, [args], blank=False):
         assert not witness.prisoner.host._last
+
+
+def test_a_write_behind_an_argument_is_seen(driver: FakeDriver) -> None:
+    def target(x: Tensor) -> Tensor:
+        ctypes.memset(x.data_ptr() + x.numel() * x.itemsize, 0, 1)
+        return x + 1
+
+    (args, *_) = drawn(3)
+    assert process_of(lambda x: x + 1).call(args, expect(args[0] + 1)).error == 0.0
+    with pytest.raises(CandidateError, match="behind the end of tensor argument 0"):
+        process_of(target).call(args, expect(args[0] + 1))
+
+
+def test_a_write_behind_an_argument_on_the_host_is_seen() -> None:
+    arena = ArgumentArena()
+    packed, handle = arena.pack([torch.ones(5), torch.empty(0), torch.ones(3, dtype=torch.int8)]), arena.write()
+    given = MappedArguments.of(handle, packed)
+    os.close(handle)
+    assert given.find_overrun(None) == -1
+    given.memory[given.places[2].at + 3] = 0
+    assert given.find_overrun(None) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "is_fault"),
+    [
+        (lambda x: (x + 1, x + 1), False),
+        (lambda x: (x + 1).repeat(2).chunk(2), False),
+        (lambda x: (x + 1).repeat_interleave(2).view(-1, 2).unbind(1), False),
+        (lambda x: [x + 1] * 2, True),
+    ],
+    ids=["two tensors", "halves of one", "columns of one", "one tensor twice"],
+)
+def test_two_results_share_no_memory_unless_those_of_the_reference_do(driver, target, is_fault: bool) -> None:
+    (args, *_) = drawn(3)
+    expected = expect(args[0] + 1, args[0] + 1)
+    process_of(target).call(args, expected)
+    with pytest.raises(CandidateError, match="shares memory") if is_fault else contextlib.nullcontext():
+        process_of(target).call(args, replace(expected, overlapping=False))

@@ -25,7 +25,9 @@ ROUNDING = 1e-5  # of the ends of a jump, by which a value may lie beyond them
 LEAST_PAIRS, MOST_PAIRS, SECONDS = 8, 64, 2.0
 
 
-def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def gradient_jumps(
+    problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[Tensor | None]
+) -> list[tuple[Tensor, Tensor]]:
     """Return for each gradient of the reference the least and the greatest values that its elements have next to the
     arguments ``args``.
 
@@ -52,7 +54,7 @@ def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[T
     return bounds
 
 
-def _finite_gradients(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[Tensor]) -> list[Tensor]:
+def _finite_gradients(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[Tensor | None]) -> list[Tensor]:
     """Return the gradients of the reference in float64 for the arguments ``args`` and the gradients ``seeds`` of the
     results.
 

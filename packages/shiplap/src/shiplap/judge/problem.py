@@ -127,7 +127,8 @@ class JudgeProblem:
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
             outs = _result_tensors(result)
             aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
-            loose = any(elements_overlap(o.shape, o.stride()) for o in outs)
+            rooms = [o.untyped_storage().data_ptr() for o in outs if o.numel()]
+            loose = any(elements_overlap(o.shape, o.stride()) for o in outs) or len(set(rooms)) < len(rooms)
             own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
         sums = self.sums(form, args)
 
@@ -332,7 +333,7 @@ class JudgeProblem:
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
-    def wide_gradients(self, args: Args, seeds: Sequence[Tensor]) -> list[Tensor]:
+    def wide_gradients(self, args: Args, seeds: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the gradients that ``gradients`` computes in float64 for the gradients ``seeds`` of the results.
         Return an empty list if the reference refuses float64.
         """
@@ -341,10 +342,11 @@ class JudgeProblem:
         except (RuntimeError, TypeError, ValueError):  # the reference requires a narrower precision
             return []
 
-    def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the reference's gradients, given ``seeds``, the gradients of its floating-point results. Those of the
-        floating-point arguments come first, then those of the parameters. A gradient that autograd does not compute is
-        a tensor of zeros. If ``wide`` is true, all are computed in float64, and otherwise in the dtypes of ``args``.
+    def gradients(self, args: Args, seeds: Sequence[Tensor | None], *, wide: bool) -> list[Tensor]:
+        """Return the reference's gradients. ``seeds`` are those of its floating-point results, or None for an unused
+        result. Those of the floating-point arguments come first, then those of the parameters. A
+        gradient that autograd does not compute is a tensor of zeros. If ``wide`` is true, all are computed in float64,
+        and otherwise in the dtypes of ``args``.
         """
         copied = widened_copy if wide else lambda t: t.detach().clone()
         given = [copied(a) if isinstance(a, Tensor) else a for a in args]
@@ -352,7 +354,7 @@ class JudgeProblem:
         call = self.wide if wide else self.call
         floating = [o for o in _result_tensors(call(*given)) if o.is_floating_point()]
         # A result such as a mask has a seed, and no gradient.
-        pairs = [(o, s.to(o.dtype)) for o, s in zip(floating, seeds, strict=True) if o.requires_grad]
+        pairs = [(o, s.to(o.dtype)) for o, s in zip(floating, seeds, strict=True) if o.requires_grad and s is not None]
         wanted = [a for a in given if _is_floating_tensor(a)]
         owned = dict(call.named_parameters()) if isinstance(call, torch.nn.Module) else {}
         wanted += [owned[name] for name in self.parameters]

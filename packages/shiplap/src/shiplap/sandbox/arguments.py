@@ -28,6 +28,7 @@ from shiplap.sandbox.protocol import (
 )
 
 ARENA_GAP, DEVICE_GAP = 64, 512  # bytes, as torch's allocators align
+GUARD = b"\xff" * ARENA_GAP  # behind each tensor: NaN for what reads there, and other bytes after a write
 MOST_SPARE, SPARE_BYTES = 4, 64 << 20  # a block is used again if it is larger by this factor, or has these bytes
 BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the bytes of the block that belongs to it
 
@@ -82,10 +83,12 @@ class ArgumentArena:
         ahead, gaps = int(t.storage_offset()) * t.itemsize % ARENA_GAP, self._gaps.randrange(64)
         if lies_on_device(t):
             at, parts = self._device_size + ahead, self._device_parts
-            self._device_size = -(-(at + length * t.itemsize) // DEVICE_GAP) * DEVICE_GAP + DEVICE_GAP * gaps
+            ends = at + length * t.itemsize + len(GUARD)
+            self._device_size = -(-ends // DEVICE_GAP) * DEVICE_GAP + DEVICE_GAP * gaps
         else:
             at, parts = self._size + ahead, self._parts
-            self._size = -(-(at + length * t.itemsize) // ARENA_GAP) * ARENA_GAP + ARENA_GAP * gaps
+            ends = at + length * t.itemsize + len(GUARD)
+            self._size = -(-ends // ARENA_GAP) * ARENA_GAP + ARENA_GAP * gaps
         parts.append((at, flat if lies_on_device(t) else flat.cpu()))
         return at
 
@@ -127,9 +130,13 @@ class ArgumentArena:
                 room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
                 room.copy_(flat)
                 del room
+                ends = at + flat.numel() * flat.itemsize
+                memory[ends : ends + len(GUARD)] = GUARD
         for at, flat in self._device_parts:
             if self.block is not None and flat.numel():
-                self.block.bytes_at(at, flat.numel() * flat.itemsize).view(flat.dtype).copy_(flat)
+                size = flat.numel() * flat.itemsize
+                self.block.bytes_at(at, size).view(flat.dtype).copy_(flat)
+                self.block.bytes_at(at + size, len(GUARD)).fill_(GUARD[0])
         if self.block is not None:  # the other process may read as soon as it runs
             self.block.driver.synchronize()
 
@@ -160,6 +167,21 @@ class MappedArguments:
         places = tuple(packed_locations(packed))
         return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
 
+    def find_overrun(self, block: DeviceBlock | None) -> int:
+        """Return the number of the first tensor behind whose end the bytes have changed, or -1. ``block`` is the GPU
+        block of the arguments.
+        """
+        for number, place in enumerate(self.places):
+            ends = place.at + strided_extent(place.shape, place.stride) * getattr(torch, place.dtype).itemsize
+            if 0 in place.shape:
+                continue
+            if block is not None and place.device == KIND:
+                if not bool((block.bytes_at(ends, len(GUARD)) == GUARD[0]).all()):
+                    return number
+            elif self.memory[ends : ends + len(GUARD)] != GUARD:
+                return number
+        return -1
+
 
 def packed_locations(value: Packed) -> list[TensorLocation]:
     """Return the locations of all tensors in a packed value, in order. Tensors inside lists and dicts are included."""
@@ -189,14 +211,15 @@ def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = Non
 
 def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None = None) -> Tensor:
     """Return the tensor at the location ``value``. It lies in ``memory``, the mapped file of arguments, or in
-    ``block``, the GPU block that belongs to that file. A half of these tensors, by chance, are views, and a half have a
-    version above 0.
+    ``block``, the GPU block that belongs to that file. By chance, a half of these tensors are views, a half have a
+    version above 0, and the memory of a half goes on behind their end.
     """
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
         return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
     ahead = value.at % ARENA_GAP // dtype.itemsize  # elements of the storage before those of a view
-    at, count = value.at - ahead * dtype.itemsize, ahead + length
+    behind = secrets.randbits(1) * len(GUARD) // dtype.itemsize
+    at, count = value.at - ahead * dtype.itemsize, ahead + length + behind
     if block is not None and value.device == KIND:
         flat = block.bytes_at(at, count * dtype.itemsize).view(dtype)
     else:

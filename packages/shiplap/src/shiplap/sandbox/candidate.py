@@ -17,21 +17,14 @@ from torch import Tensor
 from shiplap.errors import error_line
 from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox import protocol
+from shiplap.sandbox import kept_results, protocol
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.kept_results import KeptResults, ResultSpan, ResultSpans, all_are_equal, argument_bytes
 from shiplap.sandbox.machine_lack import find_lack
 from shiplap.sandbox.proc_filesystem import OversizedMemoryMap, RequestTime, find_mapped_pieces
-from shiplap.sandbox.protocol import (
-    Place,
-    Reply,
-    Request,
-    TensorLocation,
-    printable_text,
-    strided_extent,
-)
+from shiplap.sandbox.protocol import Place, Reply, Request, TensorLocation, printable_text, strided_extent
 from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout, UnsupportedArguments
 from shiplap.sandbox.strided_memory import elements_overlap
 from shiplap.sandbox.supervisor import LACKS, SandboxedProcess
@@ -77,7 +70,7 @@ class ExpectedEffects:
     """The effects of the reference on one draw of arguments, ``own``. They are its results, then the new values of the
     arguments that it changes. ``against`` is a function that returns the difference of other effects from these.
     ``changed`` has the indices of the tensor arguments that the reference changes. ``aliased`` says whether a result
-    may share memory with an argument, and ``overlapping`` whether two elements of one result may share memory.
+    may share memory with an argument, and ``overlapping`` whether two elements of results may share memory.
     ``nested`` is the nesting of containers around the results (see ``structure_of``), or an empty string if it is not
     compared. ``altered`` has the changes of arguments beside their values (see ``changed_facts``).
     """
@@ -122,7 +115,7 @@ def check_process_state(traces: protocol.CallTraces, allowed: Sequence[str] = ()
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
     """Raise ``CandidateError`` if the results are nested otherwise than in ``expected.nested``, or if elements of one
-    result share memory without ``expected.overlapping``. An empty ``expected.nested`` allows any nesting.
+    result or of two share memory without ``expected.overlapping``. An empty ``expected.nested`` allows any nesting.
     """
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
@@ -130,6 +123,8 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
     for number, place in enumerate(reply.outs[: 0 if expected.overlapping else len(expected.own)]):  # not thousands
         if isinstance(place, TensorLocation) and elements_overlap(place.shape, place.stride):
             raise CandidateError("results", f"elements of result {number} lie in the same place")
+    if not expected.overlapping and (shared := kept_results.find_shared_result(reply.outs, expected.own)) >= 0:
+        raise CandidateError("aliases", f"result {shared} shares memory with another result")
 
 
 class TargetProcess:
@@ -308,7 +303,7 @@ class TargetProcess:
     def gradients(
         self,
         args: Sequence[Any],
-        seeds: Sequence[Tensor],
+        seeds: Sequence[Tensor | None],
         like: Sequence[Tensor],
         parameters: Sequence[str],
         wanted: Sequence[bool],
@@ -435,6 +430,8 @@ class TargetProcess:
             if difference.problem:
                 raise CandidateError("values", difference.problem)
             if pieces is None:
+                if (number := at.find_overrun(self.block)) >= 0:
+                    raise CandidateError("arguments", f"it writes behind the end of tensor argument {number}")
                 self._check_earlier_results()
         except BaseException:
             self.release(spans)

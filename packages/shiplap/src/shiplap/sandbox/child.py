@@ -458,7 +458,7 @@ class Child:
         returned = self.target(*given)
         results = flatten_results(returned)
         floating = [o for o in tree_leaves(returned) if _is_floating_tensor(o)]
-        pairs = [(o, seed) for o, seed in zip(floating, seeds, strict=False) if o.requires_grad]
+        pairs = [(o, s) for o, s in zip(floating, seeds, strict=False) if o.requires_grad and s is not None]
         values: list[Tensor] = []
         owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
         all_there = all(name in owned for name in message.parameters)

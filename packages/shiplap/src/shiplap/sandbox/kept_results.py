@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from shiplap.sampling.case import tensors_among
 from shiplap.sandbox.device_memory import lies_on_device
+from shiplap.sandbox.protocol import Place, TensorLocation, strided_extent
 
 TOGETHER_BYTES = 1 << 20  # bytes of a result up to which it is compared in one step with others
 
@@ -57,3 +59,22 @@ def all_are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     sides = [torch.cat(side) for side in zip(*small, strict=True)]
     large = [pair for pair in pairs if pair[0].numel() > TOGETHER_BYTES]
     return (not sides or torch.equal(*sides)) and all(torch.equal(*pair) for pair in large)
+
+
+def find_shared_result(places: Sequence[Place], like: Sequence[Tensor]) -> int:
+    """Return the number of the first result that shares memory with an earlier one of the same call, or -1. ``places``
+    are the locations of the results, which have the dtypes of ``like``. A result with gaps between its elements is left
+    out, since another one may lie in the gaps.
+    """
+    taken: list[tuple[bytes, int, int]] = []
+    for number, (place, expected) in enumerate(zip(places, like, strict=False)):
+        if not isinstance(place, TensorLocation):
+            continue
+        count = strided_extent(place.shape, place.stride)
+        if not count or count != prod(place.shape):
+            continue
+        end = place.at + count * expected.itemsize
+        if any(block == place.block and start < end and place.at < stop for block, start, stop in taken):
+            return number
+        taken.append((place.block, place.at, end))
+    return -1
