@@ -40,7 +40,8 @@ def test_arguments_are_views_at_times_and_at_times_none() -> None:
     try:
         with mmap.mmap(handle, 0) as memory:
             made = [unpack_arguments(packed, memory) for _ in range(40)]
-            assert {t._is_view() for listed in made for t in listed} == {True, False}
+            # Of a call, all or none, since torch.compile may compile once more for each mixture.
+            assert {tuple(t._is_view() for t in listed) for listed in made} == {(True, True), (False, False)}
             assert all(torch.equal(a, b) for listed in made for a, b in zip(listed, made[0], strict=True))
             assert {listed[0].stride() for listed in made} == {(6, 1)}
             del made

@@ -192,27 +192,34 @@ def packed_locations(value: Packed) -> list[TensorLocation]:
     return [p for v in value.items.values() for p in packed_locations(v)] if isinstance(value, PackedDict) else []
 
 
-def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = None) -> Any:
+def unpack_arguments(
+    value: Packed, memory: Any, block: DeviceBlock | None = None, *, as_views: bool | None = None
+) -> Any:
     """Return the value that the description ``value`` stands for, in the process that receives the arguments. It is the
     inverse of :meth:`ArgumentArena.pack`.
 
-    The tensors of the result lie in the mapped file ``memory`` or in the GPU ``block``.
+    The tensors of the result lie in the mapped file ``memory`` or in the GPU ``block``. ``as_views`` says whether all
+    of them are views, which is drawn by default. ``torch.compile`` may compile once more for each mixture of both.
     """
+    if as_views is None:  # callers pass what an operator has made as well as views of it
+        as_views = bool(secrets.randbits(1))
     if isinstance(value, PackedList):
-        listed = [unpack_arguments(v, memory, block) for v in value.items]
+        listed = [unpack_arguments(v, memory, block, as_views=as_views) for v in value.items]
         return tuple(listed) if value.is_tuple else listed
     if isinstance(value, PackedDict):
-        return {k: unpack_arguments(v, memory, block) for k, v in value.items.items()}
+        return {k: unpack_arguments(v, memory, block, as_views=as_views) for k, v in value.items.items()}
     if isinstance(value, PackedText):
         kinds: dict[str, Callable[[str], Any]] = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
         return kinds[value.kind](value.text)
-    return packed_tensor(value, memory, block) if isinstance(value, TensorLocation) else value
+    return packed_tensor(value, memory, block, as_view=as_views) if isinstance(value, TensorLocation) else value
 
 
-def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None = None) -> Tensor:
+def packed_tensor(
+    value: TensorLocation, memory: Any, block: DeviceBlock | None = None, *, as_view: bool = False
+) -> Tensor:
     """Return the tensor at the location ``value``. It lies in ``memory``, the mapped file of arguments, or in
-    ``block``, the GPU block that belongs to that file. By chance, a half of these tensors are views, a half have a
-    version above 0, and the memory of a half goes on behind their end.
+    ``block``, the GPU block that belongs to that file. It is a view if ``as_view`` is true. By chance, a half of these
+    tensors have a version above 0, and the memory of a half goes on behind their end.
     """
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
@@ -225,9 +232,9 @@ def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None 
     else:
         flat = torch.frombuffer(memory, dtype=dtype, offset=at, count=count)
     made = flat.to(value.device).as_strided(value.shape, value.stride, ahead)
-    # Callers pass what an operator has made as well as views of it, and tensors that were written to before.
-    made = made.data if secrets.randbits(1) else made
-    if secrets.randbits(1):  # counts as a change, and changes nothing
+    made = made if as_view else made.data
+    # Callers pass tensors that were written to before. It counts as a change, and changes nothing.
+    if secrets.randbits(1):
         made[(slice(0, 0),) * made.dim()].zero_() if made.dim() else made[None][:0].zero_()
     return made
 

@@ -189,14 +189,14 @@ class Child:
             self._block.driver.leave_room()
         return reply
 
-    def _unpack(self, value: protocol.Packed, memory: Any) -> Any:
+    def _unpack(self, value: protocol.Packed, memory: Any, *, as_views: bool | None = None) -> Any:
         """Return the arguments that ``value`` describes. Their tensors lie in ``memory``, the mapped file of the
-        request, or in the GPU block that came with the request.
+        request, or in the GPU block that came with the request. ``as_views`` is that of ``unpack_arguments``.
         """
         if self.block_file >= 0:
             (size,) = BLOCK_SIZE.unpack_from(memory, 0)
             self._block, self.block_file = device_driver().receive_block(self.block_file, size), -1
-        return unpack_arguments(value, memory, self._block)
+        return unpack_arguments(value, memory, self._block, as_views=as_views)
 
     def _describe_place(self, value: Any) -> Place:
         """Return the location of the result ``value`` for the reply.
@@ -339,7 +339,7 @@ class Child:
         """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         memory = _map(file)
-        sets = [list(self._unpack(args, memory)) for args in message.sets]
+        sets = [list(self._unpack(args, memory, as_views=False)) for args in message.sets]
         with torch.no_grad():
             runs = [self.prepare(message.index, message.poison, args) for args in sets]
         if _on_devices(sets):  # an idle batch makes its results now; the clock must find no work of that
