@@ -349,6 +349,15 @@ def test_local_workers_that_do_not_start(corner: Path, tmp_path: Path, monkeypat
     assert "__main__" in str(caught.value.fix)
 
 
+@pytest.mark.parametrize("own", ["mine", ["mine", "of_the_site"], []])
+def test_local_workers_import_the_tasks_when_they_start(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the modules that the user's configuration of Dask names, so that no task waits for the import."""
+    monkeypatch.setattr(clusters, "LocalCluster", lambda **options: SimpleNamespace(workers={}, options=options))
+    with contextlib.ExitStack() as opened, dask.config.set({"distributed.worker.preload": own}):
+        loaded = clusters._begin_cluster(2, "cpu", opened).result().options["preload"]
+    assert loaded == [*([own] if own == "mine" else own), "shiplap_sparse3d.survey.tasks"]
+
+
 def test_a_link_of_the_dashboard_with_an_unknown_variable(cluster: Any) -> None:
     """The user's configuration has it for another machine; the survey goes on without the note."""
     notes: list[Any] = []

@@ -40,7 +40,7 @@ from shiplap_sparse3d.errors import failure_text, require_same, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.tasks import Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
-_REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
+_REACH, _PATIENCE = 5.0, 25.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
@@ -183,7 +183,7 @@ class DaskEngine(SurveyEngine):
         """Yield ``(item, result)`` for each of ``items`` as :meth:`SurveyEngine.run` does, with tasks on the workers.
 
         If the connection to the scheduler is lost, connect again, also to a restarted scheduler, and run the items that
-        have no result. Raise ``SL827`` if it does not answer within 30 seconds or is lost four times without a result
+        have no result. Raise ``SL827`` if it does not answer within 25 seconds or is lost four times without a result
         in between. Raise ``SL828`` if a task ends its workers again and again, or if a worker lacks a module.
         """
         left, lost = dict.fromkeys(items), 0
@@ -211,7 +211,7 @@ class DaskEngine(SurveyEngine):
 
     def _count_places(self) -> int:
         """Return how many items may be begun at a time, which is two for each thread of the workers, or one if there
-        are none. Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
+        are none. Raise ``SL827`` after 25 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
         answer.
         """
         if self._client.status != "running":
