@@ -1,7 +1,8 @@
 """Attempts to leave the sandbox: each runs in a process of its own that is locked in, and prints its row.
 
-``python -m tests.sandbox.escapes`` prints the table, as the user who runs it. An attempt has got through if it returns,
-or if anything outside of the scratch folder has changed; it was refused if it raised OSError or ended its process.
+``python -m tests.sandbox.escapes [--device] [--user ID]`` prints the table, as the user who runs it. Root may name
+another one. An attempt has got through if it returns, or if anything outside of the scratch folder has changed; it was
+refused if it raised OSError or ended its process.
 """
 
 from __future__ import annotations
@@ -538,7 +539,8 @@ def run_all(names: Iterable[str] = (), *, user: int | None = None, **how: bool) 
 
 if __name__ == "__main__":
     assert threading.active_count() == 1
-    ROWS = run_all(device="--device" in sys.argv)
+    USER = int(sys.argv[sys.argv.index("--user") + 1]) if "--user" in sys.argv else os.geteuid()
+    ROWS = run_all(device="--device" in sys.argv, user=USER if os.geteuid() != USER else None)
     print("\n".join(map(str, ROWS)))
-    print(f"{len(ROWS)} attempts as user {os.geteuid()}, {sum(r.through for r in ROWS)} got through")
+    print(f"{len(ROWS)} attempts as user {USER}, {sum(r.through for r in ROWS)} got through")
     sys.exit(any(r.through for r in ROWS))
