@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from threading import Barrier
+from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,3 +371,15 @@ def test_memory_of_a_gpu_is_unmapped_once_where_two_threads_end_a_process() -> N
     target.block = SimpleNamespace(driver=driver, close=lambda: closed.append(True))  # type: ignore[assignment]
     target.use_block(None)
     assert closed == [True]
+
+
+def test_processes_are_killed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = list[int]()
+    prisoners = [SimpleNamespace(kill=lambda number=number: killed.append(number)) for number in range(2)]
+
+    def start(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", start)
+    engine._kill_all(prisoners)  # type: ignore[arg-type]
+    assert killed == [0, 1]

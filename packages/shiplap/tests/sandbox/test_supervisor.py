@@ -21,7 +21,7 @@ import torch
 
 from shiplap.safe_io.work_folders import remove_folder, start_removal
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox import candidate, load_candidate, resource_use
+from shiplap.sandbox import candidate, load_candidate, resource_use, supervisor
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
@@ -135,8 +135,20 @@ def candidate(x):
         time.sleep(0.001)
     with pytest.raises(MachineLack, match="cannot be read"):
         witness._read(4096, 8)
+    with pytest.raises(MachineLack, match="cannot be looked at"):
+        witness.pieces(witness._given)
     with pytest.raises(MachineLack, match="killed from outside"):
         called(witness, torch.ones(4))
+
+
+def test_a_process_is_killed_where_no_file_is_left_to_look_at_others(load, monkeypatch) -> None:
+    def without_files(*_: object, **__: object) -> dict[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    prisoner = load("candidate = torch.relu").prisoner
+    monkeypatch.setattr(supervisor, "list_descendants", without_files)
+    prisoner.kill()
+    assert not os.path.exists(f"/proc/{prisoner.pid}")
 
 
 @pytest.mark.parametrize("status", [0, 3])

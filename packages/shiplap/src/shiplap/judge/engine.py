@@ -178,9 +178,15 @@ def _closed_in_stage(clock: StageClock, name: str) -> Iterator[ExitStack]:
 
 
 def _kill_all(prisoners: Sequence[SandboxedProcess]) -> None:
-    """Kill sandboxed processes side by side, since each takes a while to leave a GPU."""
-    with ThreadPoolExecutor(max(1, len(prisoners))) as pool:
-        list(pool.map(SandboxedProcess.kill, prisoners))
+    """Kill sandboxed processes side by side, since each takes a while to leave a GPU. Where no thread can be started,
+    kill one after the other.
+    """
+    try:
+        with ThreadPoolExecutor(max(1, len(prisoners))) as pool:
+            list(pool.map(SandboxedProcess.kill, prisoners))
+    except RuntimeError:
+        for prisoner in prisoners:
+            prisoner.kill()
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -199,7 +200,8 @@ def unseen_bytes(pids: Iterable[int]) -> int:
 
 def read_memory_map(folder: str) -> list[str]:
     """Return the lines in which Linux lists the mappings of a process. ``folder`` is the folder in ``/proc`` of the
-    process or of a thread. Raise ``OSError`` if they cannot be read, and ``OversizedMemoryMap`` if they are too long.
+    process or of a thread. Raise ``OSError`` if they cannot be read, ``ProcessLookupError`` if it has ended, and
+    ``OversizedMemoryMap`` if they are too long.
 
     The paths of mapped files may be of any length. Linux escapes a line feed in them, and no other character that
     ``str.splitlines`` or ``read_text`` takes for the end of a line.
@@ -208,6 +210,8 @@ def read_memory_map(folder: str) -> list[str]:
         text = file.read(MAX_MAP_BYTES + 1)
     if len(text) > MAX_MAP_BYTES:
         raise OversizedMemoryMap(f"its mappings have paths of more than {MAX_MAP_BYTES >> 20} MiB")
+    if not text:  # Linux shows a process until somebody has waited for it
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return text.decode(errors="replace").split("\n")[:-1]
 
 

@@ -590,8 +590,8 @@ class SandboxedProcess:
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)
-        self.end_strays(still=False)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # no process can be looked at, or it has ended
+            self.end_strays(still=False)
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessEnded):
             self.launcher.ask(protocol.AwaitExit(self.pid))
