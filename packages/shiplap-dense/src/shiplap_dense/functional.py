@@ -25,8 +25,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         ``[..., m, n]``, contiguous.
     """
     if b.dim() == 2:
-        return ops.mm(a.reshape(-1, a.shape[-1]), b, bias).view(*a.shape[:-1], b.shape[1])
-    out = ops.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:])).view(*a.shape[:-1], b.shape[-1])
+        return ops.mm(_flattened(a, 1), b, bias).view(*a.shape[:-1], b.shape[1])
+    out = ops.bmm(_flattened(a, 2), _flattened(b, 2)).view(*a.shape[:-1], b.shape[-1])
     return out if bias is None else out + bias
 
 
@@ -39,7 +39,7 @@ def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
         scale: ``[n]``, one per output channel, of ``a``'s dtype.
         bias: ``[n]``.
     """
-    return ops.int8_mm(a.reshape(-1, a.shape[-1]), weight, scale, bias).view(*a.shape[:-1], weight.shape[0])
+    return ops.int8_mm(_flattened(a, 1), weight, scale, bias).view(*a.shape[:-1], weight.shape[0])
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def linear_cross_entropy(
         got = f"targets {tuple(target.shape)} for hidden states {tuple(hidden.shape)}"
         where = "linear_cross_entropy, argument 'target'"
         raise error("SL202", where=where, got=got, expected="a target for each row of hidden states")
-    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    rows, wanted = _flattened(hidden, 1), target.reshape(-1)
     options = (ignore_index, label_smoothing, lse_square_scale, softcap or 0.0)
     asked = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (rows, weight, bias)]
     kind = rows.device.type
@@ -132,3 +132,10 @@ def linear_cross_entropy(
     if reduction == "none":
         return each.view(target.shape)
     return each.sum() if reduction == "sum" else each.sum() / (wanted != ignore_index).sum()
+
+
+def _flattened(x: Tensor, kept: int) -> Tensor:
+    """Return ``x`` with all dims but the last ``kept`` ones joined into one. ``reshape(-1, ...)`` would refuse a tensor
+    of which one of the last dims is empty.
+    """
+    return x.reshape(x.shape[:-kept].numel(), *x.shape[-kept:])

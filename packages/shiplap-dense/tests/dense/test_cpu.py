@@ -30,6 +30,17 @@ def test_functional_forms_are_pytorchs():
     torch.testing.assert_close(dense.grouped_matmul(rows, each, ends), want)
 
 
+@pytest.mark.parametrize(
+    "a, b", [((2, 0, 5), (2, 5, 3)), ((2, 4, 5), (2, 5, 0)), ((2, 3, 4, 0), (2, 3, 0, 5)), ((0, 3, 0), (0, 7))]
+)
+def test_products_of_empty_tensors_are_pytorchs(a, b):
+    left, right = (torch.ones(size, requires_grad=True) for size in (a, b))
+    got, want = dense.matmul(left, right), left @ right
+    torch.testing.assert_close(got, want)
+    gradients = (torch.autograd.grad(of.sum(), (left, right)) for of in (got, want))
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("k", [0, 64])
 def test_a_product_with_a_bias_is_the_linear_layer_of_pytorch(k):
     """Where no template wins, the graph has the call that the user would have written: one call, rounded once."""
