@@ -72,6 +72,20 @@ def kept(x: Float32[Tensor, "n"]) -> tuple[Float32[Tensor, "n"], Float32[Tensor,
     return x * 2, x.float()
 
 
+@sl.op("onnx_ops::parts")
+def parts(x: Float[Tensor, "n c"], sizes: list[int]) -> list[Float[Tensor, "m c"]]:
+    """Return the parts of twice ``x`` that have these numbers of rows."""
+    return [t * 2 for t in x.split(sizes)]
+
+
+@sl.op("onnx_ops::sums", outputs=("by_row", "by_column", "total"))
+def sums(
+    x: Float[Tensor, "n c"], rows: bool, columns: bool
+) -> tuple[Float[Tensor, "n"] | None, Float[Tensor, "c"] | None, Float[Tensor, ""]]:
+    """Return sums of ``x``: along rows and columns where these are wanted, and over both."""
+    return x.sum(1) if rows else None, x.sum(0) if columns else None, x.sum()
+
+
 class Plain(nn.Module):
     def forward(self, x: Tensor, by: Tensor) -> tuple[Tensor, ...]:
         return *shifted(x, by), *kept(by.float())
@@ -84,6 +98,20 @@ def test_shifts_and_results_that_are_inputs_have_forms(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
     wanted = [*shifted.reference(*args), *kept.reference(args[1].float())]
     torch.testing.assert_close(run_session(session, *args), wanted)
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [*parts(x, [2, 3]), sums(x, True, False)[0], *sums(x, False, True)[1:], sums(x, False, False)[2]]
+
+
+@pytest.mark.long
+def test_results_may_be_a_list_or_absent(tmp_path: Path) -> None:
+    export_onnx(torch.export.export(Several(), (torch.ones(5, 3),)), tmp_path / "net.onnx")
+    x, session = torch.randn(5, 3), onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    torch.testing.assert_close(
+        run_session(session, x), [x[:2] * 2, x[2:] * 2, x.sum(1), x.sum(0), x.sum(), x.sum()]
+    )
 
 
 class Chosen(nn.Module):

@@ -85,11 +85,15 @@ class FunctionForm:
         op: the declared op.
         values: the arguments in declared order. A tensor is represented by its position among the inputs.
         inputs: an example of each tensor argument, without memory, and the dims of it that vary.
+        results: for each result, or each item of a list, whether the call returns it. An optional result may be absent.
+        returns_one: whether the call returns a single value, and neither a tuple nor a list.
     """
 
     op: Op
     values: tuple[Any, ...]
     inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    results: tuple[bool, ...]
+    returns_one: bool
 
     @property
     def name(self) -> str:
@@ -109,8 +113,8 @@ class FunctionForm:
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
-        """Return the result of the op's reference for ``tensors`` as the tensor inputs. All other arguments have the
-        values that are fixed for this kind of call.
+        """Return the result of the op's reference for ``tensors`` as the tensor inputs, without results that are
+        absent. All other arguments have the values that are fixed for this kind of call.
         """
 
         def filled(value: Any) -> Any:
@@ -125,7 +129,8 @@ class FunctionForm:
             return number_of_tensor(tensors[value.number]) if value.is_number else tensors[value.number]
 
         positional, named = self.op.spec.split([filled(v) for v in self.values])
-        return self.op.reference(*positional, **named)
+        made = self.op.reference(*positional, **named)
+        return made if self.returns_one else [result for result in made if result is not None]
 
 
 def export_onnx(
@@ -258,7 +263,7 @@ class _Converter:
         """
         # torch.export treats sizes of 0 and 1 as special cases.
         like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
-        if like is None:
+        if like is None or any(form.results != like.results for form in forms):
             return False
         general = like.any_size
         if general.name not in self.names:
@@ -312,7 +317,7 @@ class _Converter:
         self._add_function(form, f"{name}_if", condition)
         for way, further in ((0, path.if_false), (1, path.if_true)):
             self._add_path(form, f"{name}_{way}", finder, further)
-        sizes = len(form.inputs), len(form.op.spec.outputs)
+        sizes = len(form.inputs), sum(form.results)
         function = branch_function(form.op.spec.namespace, name, *sizes, self.imports[""])
         self.functions[function.identifier()] = function
 
@@ -366,7 +371,12 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
         examples = distinct_sizes(numbers, EXAMPLE_SIZES)
     except ValueError as e:
         raise _no_form(op, str(e), f"at most {len(EXAMPLE_SIZES)} sizes that vary") from None
-    return FunctionForm(op, form, tuple(zip(examples, dims, strict=True)))
+    made = node_value(node)
+    several = made if isinstance(made, (list, tuple)) else (made,)
+    if any(isinstance(value, (list, tuple)) for value in several):
+        raise _no_form(op, "a list is one of several results", "tensors, or one list of tensors")
+    results = tuple([value is not None for value in several])
+    return FunctionForm(op, form, tuple(zip(examples, dims, strict=True)), results, made is not several)
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
@@ -385,6 +395,7 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
     arguments and returns the ONNX node that calls the op's ONNX function. ``queue`` holds the kinds of these calls in
     the order of the graph. ``names`` maps the name of each kind to that of its ONNX function.
     """
+    import onnx_ir
 
     def translate(*args: Any, **kwargs: Any) -> Any:
         """Return the ONNX node for the next call of the op in the graph. The arguments are the exporter's values."""
@@ -392,7 +403,12 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
         form = queue.popleft()
         op = form.op
         inputs = list(_flat_inputs(op.spec.complete(args, kwargs), form.values))
-        return call_node(op.spec.namespace, names[form.name], len(inputs), len(op.spec.outputs))(*inputs)
+        made = call_node(op.spec.namespace, names[form.name], len(inputs), sum(form.results))(*inputs)
+        if form.returns_one:
+            return made
+        present = iter(made if isinstance(made, Sequence) else [made])
+        # torch's exporter names every result, also one that is absent.
+        return tuple([next(present) if there else onnx_ir.Value() for there in form.results])
 
     return translate
 
