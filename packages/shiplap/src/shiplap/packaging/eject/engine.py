@@ -41,6 +41,7 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 from shiplap.packaging.eject.printed_op import PrintedOp, literal, usable_kernels
 from shiplap.plan.rules import GRADIENTS_ENABLED
 from shiplap.sampling.case import SampleCase
+from shiplap.sampling.run import reference_error
 from shiplap.sampling.samples import Samples
 
 RESERVED = ("support", "build")  # modules of an ejected package
@@ -537,7 +538,7 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
-    """Yield small samples that the op's kernels accept. Usual sizes come first, followed by absent arguments, other
+    """Yield small samples that the op's kernels and its reference accept. Usual sizes come first, followed by absent arguments, other
     scalars, and unusual sizes such as 0 and 1.
     """
     samples = Samples(op, SEED)
@@ -545,8 +546,10 @@ def _cases(op: Op) -> Iterator[SampleCase]:
     for case in chain(samples.plain(), samples.grown(1), samples.optionals(), samples.scalars(), samples.edges()):
         dtypes = {str(t.dtype).removeprefix("torch.") for t in _tensors(case.args)}
         floats = {d for d in dtypes if getattr(torch, d).is_floating_point}
-        # The kernels would refuse other dtypes, and the tests would compare the reference with itself.
-        if case.numel <= MOST_ELEMENTS and (not taken or floats <= taken):
+        # The kernels would refuse other dtypes, and the tests would compare the reference with itself. The reference may
+        # refuse unusual sizes, such as an index into a table without rows.
+        fits = case.numel <= MOST_ELEMENTS and (not taken or floats <= taken)
+        if fits and not reference_error(op, case.args):
             yield case
 
 
