@@ -94,6 +94,10 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
         unread: list[Any] = [(_Unread, name) for name in _names_in(path)]
         with torch.serialization.safe_globals(unread):  # torch prefers what it knows itself
             held = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as e:
+        got, fix = e.strerror or str(e), "pass the path of a checkpoint that exists and that you may read"
+        expected = "a checkpoint of OpenPCDet, mmdet3d or Pointcept, or a state dict"
+        raise error("SL840", where=str(path), got=got, expected=expected, fix=fix) from e
     except Exception as e:
         lines = str(e).splitlines() or [""]
         raise error(

@@ -201,6 +201,12 @@ def test_code_in_a_checkpoint_does_not_run(old: bool, tmp_path: Path) -> None:
     assert (held.project, list(held.weights)) == ("plain", ["net.a"])
 
 
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShiplapError, match="pass the path of a checkpoint that exists") as caught:
+        export.read_checkpoint(tmp_path / "x.pth")
+    assert (caught.value.id, caught.value.got) == ("SL840", "No such file or directory")
+
+
 def test_a_compressed_pickle_is_not_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.pth", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", b"cnot_there\nName\n.")

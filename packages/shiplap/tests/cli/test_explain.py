@@ -98,6 +98,7 @@ def given():
         ("examples/fuse.py", "got      no name, and no 'model' in it"),
         ("examples/none.py:layer", "SL501: the file does not exist"),
         ("tests.cli.targets:nothing", "SL501: no function or model has this name"),
+        ("torch.nn:ReLU", "got      ReLU is a class, of which there is no instance"),
         ("examples/first_op.py:rms_norm", "SL613: the arguments do not fit the command"),
     ],
 )

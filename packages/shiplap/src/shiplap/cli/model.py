@@ -30,12 +30,17 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
     """Return the function or model ``name`` of ``module``. If ``name`` is empty, return the one called ``model``.
 
-    Raise ``SL501``, with the names of the module's functions and models, if there is none. ``where`` is the target,
-    which the error names.
+    Raise ``SL501``, with the names of the module's functions and models, if there is none. A class is none. ``where``
+    is the target, which the error names.
     """
     value = getattr(module, name or DEFAULT, None)
-    if callable(value):
+    if callable(value) and not isinstance(value, type):
         return value
+    if isinstance(value, type):
+        got = f"{name or DEFAULT} is a class, of which there is no instance"
+        fix = f"make an instance in the file, such as {DEFAULT} = {value.__name__}(), and pass its name"
+        expected = "a function or a model"
+        raise error("SL501", where=where, what="no function or model has this name", got=got, expected=expected, fix=fix)
     raise unknown_name(
         "a function or model",
         name or DEFAULT,
