@@ -31,7 +31,7 @@ def test_functional_forms_are_pytorchs():
 
 
 @pytest.mark.parametrize(
-    "a, b", [((2, 0, 5), (2, 5, 3)), ((2, 4, 5), (2, 5, 0)), ((2, 3, 4, 0), (2, 3, 0, 5)), ((0, 3, 0), (0, 7))]
+    ("a", "b"), [((2, 0, 5), (2, 5, 3)), ((2, 4, 5), (2, 5, 0)), ((2, 3, 4, 0), (2, 3, 0, 5)), ((0, 3, 0), (0, 7))]
 )
 def test_products_of_empty_tensors_are_pytorchs(a, b):
     left, right = (torch.ones(size, requires_grad=True) for size in (a, b))

@@ -109,9 +109,7 @@ class Several(nn.Module):
 def test_results_may_be_a_list_or_absent(tmp_path: Path) -> None:
     export_onnx(torch.export.export(Several(), (torch.ones(5, 3),)), tmp_path / "net.onnx")
     x, session = torch.randn(5, 3), onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
-    torch.testing.assert_close(
-        run_session(session, x), [x[:2] * 2, x[2:] * 2, x.sum(1), x.sum(0), x.sum(), x.sum()]
-    )
+    torch.testing.assert_close(run_session(session, x), [x[:2] * 2, x[2:] * 2, x.sum(1), x.sum(0), x.sum(), x.sum()])
 
 
 class Chosen(nn.Module):

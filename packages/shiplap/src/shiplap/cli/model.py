@@ -36,19 +36,19 @@ def _find_callable(module: ModuleType, name: str, where: str) -> Any:
     value = getattr(module, name or DEFAULT, None)
     if callable(value) and not isinstance(value, type):
         return value
+    got = "" if name or value is not None else f"no name, and no {DEFAULT!r} in it"
+    fix = "pass module:name or path/to/file.py:name, with the name of a function or a model there"
     if isinstance(value, type):
         got = f"{name or DEFAULT} is a class, of which there is no instance"
         fix = f"make an instance in the file, such as {DEFAULT} = {value.__name__}(), and pass its name"
-        expected = "a function or a model"
-        raise error("SL501", where=where, what="no function or model has this name", got=got, expected=expected, fix=fix)
     raise unknown_name(
         "a function or model",
         name or DEFAULT,
         _callable_names(module),
         where=where,
         value=value,
-        got="" if name or value is not None else f"no name, and no {DEFAULT!r} in it",
-        fix="pass module:name or path/to/file.py:name, with the name of a function or a model there",
+        got=got,
+        fix=fix,
     )
 
 

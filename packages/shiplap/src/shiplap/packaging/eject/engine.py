@@ -538,16 +538,16 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
-    """Yield small samples that the op's kernels and its reference accept. Usual sizes come first, followed by absent arguments, other
-    scalars, and unusual sizes such as 0 and 1.
+    """Yield small samples that the op's kernels and its reference accept. Usual sizes come first, followed by absent
+    arguments, other scalars, and unusual sizes such as 0 and 1.
     """
     samples = Samples(op, SEED)
     taken = {d for kernels in op.kernels.values() for k in kernels for d in k.dtypes}
     for case in chain(samples.plain(), samples.grown(1), samples.optionals(), samples.scalars(), samples.edges()):
         dtypes = {str(t.dtype).removeprefix("torch.") for t in _tensors(case.args)}
         floats = {d for d in dtypes if getattr(torch, d).is_floating_point}
-        # The kernels would refuse other dtypes, and the tests would compare the reference with itself. The reference may
-        # refuse unusual sizes, such as an index into a table without rows.
+        # The kernels would refuse other dtypes, and the tests would compare the reference with itself. The reference
+        # may refuse unusual sizes, such as an index into a table without rows.
         fits = case.numel <= MOST_ELEMENTS and (not taken or floats <= taken)
         if fits and not reference_error(op, case.args):
             yield case
