@@ -189,6 +189,12 @@ def test_memory_that_was_never_written_is_one_finding(ops):
     finding = next(f for f in audit.result().findings if f.check == "uninitialized")
     audit._found["repeat"] = replace(finding, check="repeat")
     assert "repeat" not in {f.check for f in audit.result().findings}
+    # Another op is given memory of its own in place of such a result.
+    (call,) = audit.calls_for_others()
+    assert [t.source for t in call.result_recipes()] == [""]
+    right = OpAudit("undeclared_ops::right", ops["undeclared_ops::right"], [seen((6, 4))], audit.asked)
+    right.reach(1.0)
+    assert [call.steady for call in right.calls_for_others()] == [True]
 
 
 def test_what_is_not_registered_is_counted_apart(ops, request_of):
@@ -266,6 +272,9 @@ class StagedAudit:
         self.turns.append(("search", self.name, seconds, len(siblings)))
         self.turns.append(("CHEAP", self.name, check_seconds, 0))
         self.calls += [self.name] if self.name.startswith("easy") or siblings else []
+
+    def calls_for_others(self):
+        return self.calls
 
     def check(self, level, seconds):
         self.turns.append((level.name, self.name, seconds, 0))

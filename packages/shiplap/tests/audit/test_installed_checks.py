@@ -27,6 +27,14 @@ def test_a_size_that_depends_on_data_may_be_any_outside_of_a_trace():
     assert "(0,)" in checks.check_fake(ops.untraced.default, lambda: {"lengths": torch.tensor([1, 2])})
 
 
+def test_memory_of_an_argument_is_not_that_of_a_result():
+    def make():
+        fills = torch.are_deterministic_algorithms_enabled()
+        return {"x": torch.full((3,), float("nan") if fills else 1.0)}
+
+    assert checks.check_uninitialized(PythonFunction(lambda x: x * 2), make) == ""
+
+
 def test_an_offset_too_many_that_changes_nothing_is_counted_apart():
     def pooled(values, tables, offsets, strict):
         """Return one sum for each of the bags of each table."""

@@ -150,10 +150,11 @@ def check_uninitialized(op: Any, make: Make) -> str:
     change. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
+    first, second = make(), make()  # before new memory is filled, as another op may make an argument
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        result, again = call_op(op, make()), call_op(op, make())
+        result, again = call_op(op, first), call_op(op, second)
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     if difference(again, result, 1e-3):  # the memory is not the cause

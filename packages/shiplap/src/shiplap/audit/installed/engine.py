@@ -99,6 +99,7 @@ class OpAudit:
         self._crash: InstalledFinding | None = None  # in a search, which says less than one of a job
         self._shown: dict[str, InstalledFinding | None] = {}  # by the text of a finding, what its script showed again
         self._unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
+        self._steady: list[Mapping[str, str]] = []  # calls whose results are, as the checks of ``FIRST`` have shown
         self._missing: dict[str, None] = {}
         self._looked = 0
 
@@ -106,6 +107,12 @@ class OpAudit:
     def calls(self) -> Sequence[TakenCall]:
         """The calls that the op has taken."""
         return self.state.found
+
+    def calls_for_others(self) -> list[TakenCall]:
+        """Return the calls that the op has taken, for searches of other ops. The checks of a call have shown whether
+        its results are steady, which an argument has to be.
+        """
+        return [replace(t, steady=t.call.texts() in self._steady) for t in self.state.found]
 
     @property
     def is_searched(self) -> bool:
@@ -225,6 +232,8 @@ class OpAudit:
             # The first finding of each check is kept, as later calls tend to show the same fault.
             self._found.setdefault(job.check, _make_finding(self.name, job.check, text, job))
             self._unsteady += [job.texts] if job.check in FIRST else []
+        elif event["kind"] == "looked" and job.check == FIRST[-1] and job.texts not in self._unsteady:
+            self._steady.append(job.texts)
 
     def result(self, unreached: str = "") -> InstalledOp:
         """Return what is known of the op. Its findings are those that their generated script shows again in a fork of

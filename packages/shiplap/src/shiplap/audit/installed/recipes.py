@@ -143,11 +143,14 @@ def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TakenCall:
-    """A call that the op ``op`` has taken. ``results`` are the dtypes and shapes of the tensors that it returned."""
+    """A call that the op ``op`` has taken. ``results`` are the dtypes and shapes of the tensors that it returned. They
+    are ``steady`` if an equal call returns the same values.
+    """
 
     op: str
     call: CallRecipe
     results: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    steady: bool = True
 
     @property
     def device(self) -> str:
@@ -156,9 +159,9 @@ class TakenCall:
 
     def result_recipes(self) -> list[TensorRecipe]:
         """Return a recipe of each result. That of an op makes the call again. That of a function, which is not in
-        ``torch.ops``, draws other values of the same dtype and shape.
+        ``torch.ops``, and that of a call whose results are not steady draw other values of the same dtype and shape.
         """
-        if "::" not in self.op:
+        if "::" not in self.op or not self.steady:
             return [TensorRecipe(dtype, shape, 0, device=self.device) for dtype, shape in self.results]
         texts = ", ".join(f"{n!r}: {text}" for n, text in self.call.texts().items())
         return [

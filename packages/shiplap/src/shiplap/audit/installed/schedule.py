@@ -121,7 +121,7 @@ def audit_installed_ops(
         ) -> None:
             """Search for calls of one op, among others with the arguments of those found so far, and check them."""
             if number == 0 or turns.passed < _SEARCHING:
-                siblings = [call for each in audits for call in each.calls]
+                siblings = [call for each in audits for call in each.calls_for_others()]
                 audit.reach(seconds, check_seconds, siblings)
             keep(audit, is_searched=audit.is_searched or number == len(_SEARCHES) - 1)
 
