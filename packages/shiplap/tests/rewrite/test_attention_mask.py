@@ -189,3 +189,22 @@ def test_the_efficient_kernel_agrees(lead: int) -> None:
         got = torch.compile(swin, dynamic=False)(q, k, v, bias)  # the next case would make a size dynamic
     assert placed.matches
     assert torch.allclose(got.float(), swin(*(t.float() for t in (q, k, v, bias))), atol=3e-2)
+
+
+def filled_through_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.zeros(5, 5)
+    mask[2:].narrow(1, 0, 2).fill_(-torch.inf)
+    return FUSED(q, k, v, attn_mask=mask)
+
+
+def assigned_through_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    rows = mask[2:]
+    rows[:, :2] = False
+    return FUSED(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("fn", [filled_through_a_view, assigned_through_a_view])
+def test_a_mask_that_is_written_through_a_view_stays(fn: Callable[..., Tensor]) -> None:
+    graph = capture_graph(fn, args(), "pre-grad", dynamic=False).graph
+    assert list(attention_mask.apply(graph)) == []

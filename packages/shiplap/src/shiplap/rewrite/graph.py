@@ -351,6 +351,16 @@ def written_arguments(node: Node) -> list[Node]:
     return written
 
 
+def is_written(node: Node) -> bool:
+    """Return whether ``node`` is a call that writes to an argument, or another call writes to the tensor of ``node`` or
+    to a view of it.
+    """
+    held = fake_value(node)
+    views = walk_from([node], lambda n: [u for u in n.users if shares_storage(fake_value(u), [held])])
+    written = (mutates_argument(u) and n in (*u.args[:1], *u.kwargs.values()) for n in views for u in n.users)
+    return mutates_argument(node) or any(written)
+
+
 # Functions of Python's operator module whose names end in an underscore because the word is a keyword.
 _NAMED_LIKE_WRITERS = (operator.and_, operator.or_, operator.not_, operator.is_)
 _WRITERS = (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import fake_value, flat_nodes, mutates_argument
+from shiplap.rewrite.graph import fake_value, flat_nodes, is_written, mutates_argument
 from shiplap.rewrite.passthrough_ops import (
     CAST_OPERATORS,
     VIEWING_OPERATORS,
@@ -192,7 +192,7 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
     name = torch_call_name(node)
     # A value that is written to differs from reader to reader.
     pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in CAST_OPERATORS
-    if not depth or not pure or any(mutates_argument(n) for n in (node, *node.users)):
+    if not depth or not pure or is_written(node):
         return node
     named = tuple((k, _computation_key(v, depth - 1)) for k, v in sorted(node.kwargs.items()))
     return (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import fake_value, mutates_argument
+from shiplap.rewrite.graph import fake_value, is_written
 from shiplap.rewrite.passthrough_ops import CAST_OPERATORS, torch_call_name
 from shiplap.rewrite.shipped.scores import SWALLOWING_NUMBER, ScoreStep
 from shiplap.rewrite.walk import inputs_of, run_call, walk_from
@@ -146,7 +146,7 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
             or held.numel() > MOST_MASK_ELEMENTS
         ):
             return None
-        if any(mutates_argument(n) for n in (at, *at.users)):
+        if is_written(at):
             return None
     return sorted(calls)
 
