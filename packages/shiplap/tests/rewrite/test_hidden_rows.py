@@ -127,3 +127,31 @@ def test_who_knows_that_each_row_sees_a_key_may_state_so() -> None:
     compiled(*(t.requires_grad_() for t in leaves), mask).sum().backward()
     assert [type(o) for o in placed] == [Match]
     assert AttentionRewrite(visible_rows=True).digest != AttentionRewrite().digest
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "calls"),
+    [
+        (filled, torch.float32, set()),
+        (filled, torch.bfloat16, {"amax"}),
+        (filled_with_infinity, torch.bfloat16, {"amax", "masked_fill"}),
+        (added, torch.float32, {"amax", "masked_fill"}),
+    ],
+)
+def test_only_what_a_mask_can_hide_is_restored(model: Model, dtype: torch.dtype, calls: set[str]) -> None:
+    """Each of these calls is a pass over the mask, the queries or the result."""
+    graphs: list[torch.fx.Graph] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        assert [type(o) for o in AttentionRewrite(always=True).apply(gm.graph)] == [Match]
+        graphs.append(gm.graph)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(*drawn(-1e9, dtype))
+    (graph,) = graphs
+    names = {getattr(n.target, "__name__", n.target) for n in graph.nodes if n.users}
+    assert names & {"amax", "masked_fill"} == calls
+    zeroed = sum("where" in n.name and n.meta["example_value"].shape[-1] == 16 for n in graph.nodes)
+    assert zeroed == (model is filled and dtype is torch.bfloat16)

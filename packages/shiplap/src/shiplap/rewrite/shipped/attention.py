@@ -91,6 +91,7 @@ class AttentionRewrite(Rewrite):
             speedup_model.require_speedup,
             simplify_masks,
             hidden_rows.masks_that_may_hide_rows,
+            hidden_rows.hiding_numbers,
             hidden_rows.restore_hidden_rows,
         )
         return short_digest(of, self.always, self.visible_rows)
@@ -186,7 +187,7 @@ class AttentionRewrite(Rewrite):
             below.spelled,
             masked=below.mask is not None,
             lone=len(hiding) < 2,
-            added_in=hiding[-1].dtype if hiding and not _asks_for_gradients(held) else None,
+            hidden=hidden_rows.hiding_numbers(above.steps, hiding) if hiding and not _asks_for_gradients(held) else None,
         )
         nodes = [*above.nodes, *_calls_of_softmax(softmax), *below.nodes]
         bound = [("q", describe_node(above.q)), ("k", describe_node(above.k)), ("v", describe_node(below.v))]
@@ -424,7 +425,7 @@ class _FusedCall:
         spelled: the product of weights and values as an einsum, or None.
         masked: whether the last tensor is a mask. Rows that it masks entirely are then 0.
         lone: whether at most one mask may hide an entire row.
-        added_in: the dtype in which masks that may hide an entire row are added, or None if there are none.
+        hidden: the numbers by which masks may hide an entire row, or None if there are no such masks.
     """
 
     def __init__(
@@ -436,13 +437,13 @@ class _FusedCall:
         *,
         masked: bool = False,
         lone: bool = True,
-        added_in: torch.dtype | None = None,
+        hidden: hidden_rows.HidingNumbers | None = None,
     ) -> None:
         """Store ``scores``, the calls from queries and keys to the softmax, the ``shape`` of the scores, and ``out``,
         the shape of the result. The class describes the other arguments.
         """
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
-        self.lone, self.added_in = lone, added_in
+        self.lone, self.hidden = lone, hidden
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
@@ -480,8 +481,8 @@ class _FusedCall:
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
         lost = None
-        if bias is not None and self.added_in is not None:
-            q, bias, lost = hidden_rows.restore_hidden_rows(q, bias, self.added_in)
+        if bias is not None and self.hidden is not None:
+            q, bias, lost = hidden_rows.restore_hidden_rows(q, bias, self.hidden)
         out = _call_fused_attention(q, k, v, bias, scale, causal=causal)
         if lost is not None:
             out = out.masked_fill(lost, torch.nan)

@@ -9,6 +9,7 @@ a row, the result is NaN in the written-out form, and 0 in a fused kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,16 +73,46 @@ def _is_bounded(bias: Any) -> bool:
     return True
 
 
-def restore_hidden_rows(q: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, a bias, and a boolean tensor of the rows that become NaN. With these queries and this bias, a
-    fused attention kernel weighs fully masked rows as the model's own calls do in ``dtype``.
+@dataclass(frozen=True)
+class HidingNumbers:
+    """The numbers by which masks may hide all columns of a row of scores.
+
+    Attributes:
+        dtype: the dtype in which the masks are added.
+        finite: whether a finite number may hide a row.
+        infinite: whether minus infinity may hide a row.
+    """
+
+    dtype: torch.dtype
+    finite: bool
+    infinite: bool
+
+
+def hiding_numbers(steps: Sequence[ScoreStep], hiding: Sequence[ScoreStep]) -> HidingNumbers:
+    """Return the numbers by which the masks ``hiding``, at least one of the ``steps``, may hide a row of scores. Steps
+    are the calls that an attention applies to its scores.
+    """
+    behind = steps[next(i for i, s in enumerate(steps) if s is hiding[0]) :]
+    # The numbers of a mask that is added are unknown, and a sum or a product with a finite number may be infinite.
+    known = all(s.kind in ("fill", "keep", "view") for s in behind)
+    infinite = [s.number == -torch.inf for s in hiding]
+    return HidingNumbers(hiding[-1].dtype, not (known and all(infinite)), not known or any(infinite))
+
+
+def restore_hidden_rows(q: Tensor, bias: Tensor, by: HidingNumbers) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return queries, a bias, and a boolean tensor of the rows that become NaN, or None if there are none. With these
+    queries and this bias, a fused attention kernel weighs rows that are fully masked ``by`` these numbers as the
+    model's own calls do.
 
     In 16 bits, adding a mask makes all scores of a fully masked row equal. A fused kernel adds the mask in float32,
     where the scores keep their differences. The queries of such rows are therefore set to 0.
     """
+    zeroed = by.finite and q.itemsize == 2 and bias.is_floating_point()
+    if not zeroed and not by.infinite:
+        return q, bias, None
     top = bias.amax(-1, keepdim=True)
-    if q.itemsize == 2 and bias.is_floating_point():
-        hidden = top <= -SWALLOWING_NUMBERS[dtype]
+    if zeroed:
+        hidden = top <= -SWALLOWING_NUMBERS[by.dtype]
         q = torch.where(hidden, torch.zeros((), dtype=q.dtype, device=q.device), q)
         bias = torch.where(hidden, bias - top.clamp_min(torch.finfo(bias.dtype).min), bias)
-    return q, bias, top == -torch.inf
+    return q, bias, top == -torch.inf if by.infinite else None
