@@ -128,7 +128,7 @@ class Rewrites:
         """
         from shiplap.torch_private import inductor_passes
 
-        made = dict(options)
+        made = (inductor_passes.EARLY if "pre-grad" in self.levels else {}) | options
         for level in self.levels:
             place = inductor_passes.PLACES[level]
             # A pass that the user configured keeps running ahead of the rewrites.

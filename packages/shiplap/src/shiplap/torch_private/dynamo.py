@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
-from shiplap.torch_private import triton_internals
+from shiplap.torch_private import same_storage, triton_internals
 from shiplap.torch_private.symbolic_sizes import computed_sizes_unguarded
 
 VECTOR_MODULE = "torch._inductor.cpu_vec_isa"  # finds out which vector instructions Inductor can use
@@ -47,6 +50,80 @@ def is_folded(node: Node) -> bool:
     if not config.freezing or torch.is_grad_enabled():
         return False
     return node.op == "get_attr" or (node.op.startswith("call") and all(map(is_folded, node.all_input_nodes)))
+
+
+def buffer_with_values(node: Node) -> Tensor | None:
+    """Return the tensor of a module's buffer that is the input ``node`` of a graph that Dynamo compiles right now.
+    Return None for any other node. Code that is compiled for the values of the tensor needs the guard of
+    ``guard_values``.
+
+    The result is None, too, if the frame has been compiled before. A buffer whose values change between calls thus
+    causes one more compilation, and no further ones.
+    """
+    given = node.meta.get("grapharg") if node.op == "placeholder" else None
+    if given is None:
+        return None
+    from torch._dynamo import config
+    from torch._guards import CompileContext, TracingContext
+    from torch._inductor import config as inductor
+
+    at = CompileContext.current_compile_id()
+    first = at is not None and at.frame_compile_id == 0 and TracingContext.try_get() is not None
+    # Guards on values are not saved: not with compiled code, not beside a graph in a cache, and not by an export.
+    late = getattr(inductor, "pre_grad_pass_timing", "early") != "early"
+    saved = late or config.caching_precompile or torch.compiler.is_exporting()
+    # The source is the item of a dict, which is the attribute "_buffers" of a module.
+    owner = getattr(getattr(node, "_dynamo_source", None), "base", None)
+    if not first or saved or getattr(owner, "member", "") != "_buffers":
+        return None
+    held = given.example
+    # Parameters and subclasses are left out, and inference tensors count no writes.
+    if type(held) is not Tensor or held.layout != torch.strided or held.requires_grad or held.is_inference():
+        return None
+    others = (n.meta["grapharg"].example for n in node.graph.nodes if "grapharg" in n.meta and n is not node)
+    plain = (t for t in others if type(t) is Tensor and t.layout == torch.strided)
+    # The graph may write to the buffer through another input.
+    return None if any(same_storage(held, t) for t in plain) else held
+
+
+def guard_values(node: Node) -> None:
+    """Make Dynamo compile the frame again if the values of the buffer ``node`` have changed since this compilation.
+    ``buffer_with_values`` must return a tensor for ``node``.
+
+    A change is seen if a call writes to the buffer, or if another tensor takes its place. Writes to ``buffer.data`` are
+    not seen.
+    """
+    from torch._guards import Guard, TracingContext
+
+    held, source = buffer_with_values(node), getattr(node, "_dynamo_source", None)
+    assert held is not None
+    assert source is not None
+    guards: Any = TracingContext.get().guards_context.dynamo_guards
+    # One guard is enough for all layers that share a mask.
+    if not any(g.inner_create_fn() is _guard_values and g.originating_source == source for g in guards):
+        create = partial(_guard_values, weakref.ref(held), held._version, held.data_ptr())
+        guards.add(Guard(source, create))
+
+
+def _guard_values(kept: Callable[[], Tensor | None], version: int, address: int, builder: Any, guard: Any) -> None:
+    """Add guards with Dynamo's ``builder``. They hold while the source of ``guard`` is the tensor ``kept()``, at the
+    address ``address``, and torch's counter of writes to the tensor is at ``version``.
+    """
+    held = kept()
+    if held is None or builder.save_guards:
+        from torch._dynamo.exc import PackageError
+
+        raise PackageError(f"a guard on the values of {guard.name} cannot be saved")
+
+    def unchanged(_: object) -> bool:
+        """Return whether the tensor is alive and nothing was written to it."""
+        now = kept()
+        return now is not None and now._version == version and now.data_ptr() == address
+
+    text = [f"{guard.name} has the values that it had when this was compiled"]
+    builder.get_guard_manager(guard).add_id_match_guard(id(held), text, guard.user_stack)
+    # At the root, since Dynamo skips guards of tensors while the dicts that hold these are unchanged.
+    builder.guard_manager.root.add_lambda_guard(unchanged, text, guard.user_stack)
 
 
 _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an object that a checkpoint returns

@@ -1,7 +1,7 @@
 """Inductor's hooks for custom passes: install a pass, and capture a function as the pass would see it.
 
-Passes with a uuid are part of every cache key. Before torch 2.13 a pass in the pre-grad place runs ahead of the cache
-look-up, so that the key covers its result.
+Passes with a uuid are part of every cache key. A pass of Shiplap in the pre-grad place runs ahead of the cache look-up,
+so that the key covers its result. That is the only way before torch 2.13, and an option since then.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ PLACES = {
     "joint": "joint_custom_pre_pass",
     "post-grad": "post_grad_custom_pre_pass",
 }
+
+# An option of Inductor under which passes in the pre-grad place run ahead of the cache look-up. Such a pass may read
+# values of buffers, which are no part of a key, and adds guards on them to each compilation.
+EARLY = {"pre_grad_pass_timing": "early"} if hasattr(config, "pre_grad_pass_timing") else {}
 
 # The class of passes with an argument for inference, since torch 2.13.
 _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
@@ -107,7 +111,8 @@ def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
     """
     handles = {level: _enter_place(place, level, make) for level, place in PLACES.items()}
     try:
-        yield
+        with config.patch(EARLY):
+            yield
     finally:
         for level, place in PLACES.items():
             _leave_place(place, handles[level])

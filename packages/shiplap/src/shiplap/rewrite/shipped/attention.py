@@ -32,7 +32,7 @@ from shiplap.rewrite.graph import (
     place_replacement,
     remove_dead_calls,
 )
-from shiplap.rewrite.match import Level, NearMiss, Outcome
+from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
 from shiplap.rewrite.obstacle import RewriteObstacle, obstacle_of_reader
 from shiplap.rewrite.passthrough_ops import (
     is_active_dropout,
@@ -44,7 +44,7 @@ from shiplap.rewrite.passthrough_ops import (
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped import einsum, hidden_rows, sinks, softcap, speedup_model, zeroed
 from shiplap.rewrite.shipped.attention_programs import attention_programs
-from shiplap.rewrite.shipped.constant_masks import simplify_masks
+from shiplap.rewrite.shipped.constant_masks import buffers_behind, simplify_masks
 from shiplap.rewrite.shipped.missed import (
     explain_region,
     is_over_last_dim,
@@ -61,6 +61,7 @@ from shiplap.rewrite.shipped.scores import (
     swaps_last_dims,
 )
 from shiplap.rewrite.shipped.softmax_region import SOFTMAX_OPERATORS, find_region, log_softmax_below
+from shiplap.torch_private.dynamo import guard_values
 
 
 class AttentionRewrite(Rewrite):
@@ -164,6 +165,7 @@ class AttentionRewrite(Rewrite):
         if reason := _why_qkv_unfit(held):
             raise RewriteObstacle(below.out, *reason)
         _require_same_mask(above, below)
+        buffers = buffers_behind(above.steps)
         # A mask that also zeroes weights must stay a tensor, and blocks of rows read masks by row.
         if below.mask is None and not softcap.has_tanh_cap(above):
             above.steps[:] = simplify_masks(above.steps)
@@ -187,13 +189,18 @@ class AttentionRewrite(Rewrite):
             below.spelled,
             masked=below.mask is not None,
             lone=len(hiding) < 2,
-            hidden=hidden_rows.hiding_numbers(above.steps, hiding) if hiding and not _asks_for_gradients(held) else None,
+            hidden=hidden_rows.hiding_numbers(above.steps, hiding)
+            if hiding and not _asks_for_gradients(held)
+            else None,
         )
         nodes = [*above.nodes, *_calls_of_softmax(softmax), *below.nodes]
         bound = [("q", describe_node(above.q)), ("k", describe_node(above.k)), ("v", describe_node(below.v))]
         tensors = [step.given for step in above.steps]
         args = [above.q, above.k, below.v, *tensors, *([] if below.mask is None else [below.mask])]
-        return place_replacement(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
+        placed = place_replacement(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
+        for buffer in buffers if isinstance(placed, Match) else ():
+            guard_values(buffer)
+        return placed
 
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:

@@ -22,14 +22,15 @@ from torch.nn import functional as F
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite, short_digest
 from shiplap.rewrite.graph import describe_node, fake_tensor, place_replacement
-from shiplap.rewrite.match import Level, Outcome
+from shiplap.rewrite.match import Level, Match, Outcome
 from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.program import Program, proving, seeded_draw
-from shiplap.rewrite.shipped.constant_masks import HiddenPart, hidden_part_of_step, simplify_masks
+from shiplap.rewrite.shipped.constant_masks import buffers_behind, hidden_part_of_step, simplify_masks
 from shiplap.rewrite.shipped.scores import ScoreStep
 from shiplap.torch_private.attention_kernels import attend_by_efficient_kernel
+from shiplap.torch_private.dynamo import guard_values
 
 FUSED_CALL = "scaled_dot_product_attention"
 BIAS_COLUMNS = 16  # torch's memory-efficient kernel reads rows of a bias that begin at multiples of so many columns
@@ -96,9 +97,14 @@ def _replace_mask(graph: Graph, node: Node) -> Outcome | None:
         raise RewriteObstacle(node, "mode", what, "evaluate the model (model.eval()), or train it without dropout")
     bound = [(k, describe_node(n)) for k, n in zip(("q", "k", "v", "mask"), (*qkv, mask), strict=True)]
     args = [*qkv, *([bias] if bias is not None else [])]
-    return place_replacement(
+    conditions = (n for n in mask.all_input_nodes if (t := fake_tensor(n)) is not None and t.dtype == torch.bool)
+    buffers = buffers_behind([_as_step(mask), *(ScoreStep("keep", n) for n in conditions)])
+    placed = place_replacement(
         graph, AttentionMaskRewrite.level, AttentionMaskRewrite.name, plan, args, [node], (), bound
     )
+    for buffer in buffers if isinstance(placed, Match) else ():
+        guard_values(buffer)
+    return placed
 
 
 def _plan_call(given: dict[str, Any], mask: Node, held: list[Any]) -> tuple[_FusedCall | None, Node | None]:
@@ -109,7 +115,7 @@ def _plan_call(given: dict[str, Any], mask: Node, held: list[Any]) -> tuple[_Fus
     """
     q, k, v, fake_mask = held
     scale, gqa = given.get("scale"), bool(given.get("enable_gqa", False))
-    hidden = _hidden_part(mask)
+    hidden = hidden_part_of_step(_as_step(mask))
     if hidden == "nothing":
         return _FusedCall(scale, gqa), None
     if hidden == "later" and fake_mask.shape[-1] == q.shape[-2] == k.shape[-2]:
@@ -126,13 +132,12 @@ def _plan_call(given: dict[str, Any], mask: Node, held: list[Any]) -> tuple[_Fus
     return _FusedCall(scale, gqa, dense=dense, efficient=efficient), bias
 
 
-def _hidden_part(mask: Node) -> HiddenPart:
-    """Return which scores ``mask``, the mask of a fused call, hides, as ``hidden_part_of_step`` names it. A boolean
-    mask keeps the scores where it is true, and another is added to them.
+def _as_step(mask: Node) -> ScoreStep:
+    """Return how the fused call applies ``mask`` to its scores. It keeps the scores where a boolean mask is true, and
+    adds another mask to them.
     """
     held = fake_tensor(mask)
-    kind = "keep" if held is not None and held.dtype == torch.bool else "add"
-    return hidden_part_of_step(ScoreStep(kind, mask))
+    return ScoreStep("keep" if held is not None and held.dtype == torch.bool else "add", mask)
 
 
 def _without_idle_fill(mask: Node) -> Node:

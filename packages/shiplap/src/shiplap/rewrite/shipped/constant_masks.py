@@ -1,9 +1,9 @@
-"""Masks that a graph computes only from sizes, classified by computing them.
+"""Masks that a graph computes only from sizes and from buffers of modules, classified by computing them.
 
 Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in ways that change with each
-release. If no input of the graph is part of a mask, its numbers are known while the graph is compiled. A mask that
-hides nothing is left out. A mask that hides later columns is replaced by ``is_causal``. Fused kernels then read no mask
-and leave out half of the products.
+release, or keep it in a buffer. If no other input of the graph is part of a mask, its numbers are known while the graph
+is compiled. A mask that hides nothing is left out. A mask that hides later columns is replaced by ``is_causal``. Fused
+kernels then read no mask and leave out half of the products. A write to the buffer makes Dynamo compile again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shiplap.rewrite.passthrough_ops import CAST_OPERATORS, torch_call_name
 from shiplap.rewrite.shipped.scores import SWALLOWING_NUMBER, ScoreStep
 from shiplap.rewrite.walk import inputs_of, run_call, walk_from
 from shiplap.torch_private.dispatcher_calls import without_modes
+from shiplap.torch_private.dynamo import buffer_with_values
 
 MOST_MASK_ELEMENTS = 1 << 27  # elements of a mask that is computed
 MOST_MASK_CALLS = 60  # calls behind a mask; transformers 5.23 has 26
@@ -103,15 +104,27 @@ def _classify_mask(kind: str, node: Node) -> HiddenPart:
     Return an empty string if the mask is not constant. ``kind`` is how the mask is applied, by ``"add"``, ``"fill"`` or
     ``"keep"``.
     """
-    mask = constant_value(node)
+    mask = constant_value(node, buffers=True)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
 
 
-def constant_value(node: Node) -> Tensor | None:
-    """Return the values of the tensor that the graph computes at ``node`` from constants alone. Return None if it
-    depends on inputs, is too large or cannot be computed in this process.
+def buffers_behind(steps: Sequence[ScoreStep]) -> list[Node]:
+    """Return the buffers of modules from which masks are computed whose hidden part is known, as inputs of the graph.
+    ``steps`` are calls that an attention applies to its scores.
+
+    A replacement that relies on :func:`hidden_part_of_step` calls ``guard_values`` for each of them.
     """
-    calls = _calls_behind_mask(node)
+    known = [s.given for s in steps if s.kind in ("add", "fill", "keep") and hidden_part_of_step(s)]
+    behind = (at for mask in known for at in _calls_behind_mask(mask, buffers=True) or ())
+    return list(dict.fromkeys(at for at in behind if at.op == "placeholder"))
+
+
+def constant_value(node: Node, *, buffers: bool = False) -> Tensor | None:
+    """Return the values of the tensor that the graph computes at ``node`` from constants alone. If ``buffers`` is true,
+    buffers of modules count as constants. Return None if the tensor depends on other inputs, is too large or cannot be
+    computed in this process.
+    """
+    calls = _calls_behind_mask(node, buffers)
     if calls is None:
         return None
     # The numbers are real ones in the middle of a trace, whose modes would make fakes of them.
@@ -122,9 +135,9 @@ def constant_value(node: Node) -> Tensor | None:
             return None
 
 
-def _calls_behind_mask(node: Node) -> list[Node] | None:
+def _calls_behind_mask(node: Node, buffers: bool) -> list[Node] | None:
     """Return the calls that compute ``node`` from constants alone, in the order of the graph, with ``node`` as the
-    last.
+    last. If ``buffers`` is true, buffers of modules count as constants, and the list holds these inputs, too.
 
     Return None if ``node`` depends on an input, a symbolic size, or a call that is not known to be pure. Return None
     also if a result is written to, if there are more than 60 calls, or if a result has more than 2**27 elements.
@@ -132,12 +145,7 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
     calls: list[Node] = []
     for at in walk_from([node], inputs_of):
         calls.append(at)
-        if (
-            torch_call_name(at) not in PURE_OPERATORS
-            # A call that reads nothing must be a factory; any other may read state.
-            or not (at.all_input_nodes or torch_call_name(at) in FACTORY_OPERATORS)
-            or len(calls) > MOST_MASK_CALLS
-        ):
+        if len(calls) > MOST_MASK_CALLS or not (_is_pure(at) or (buffers and buffer_with_values(at) is not None)):
             return None
         held = fake_value(at)
         if (
@@ -151,11 +159,20 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
     return sorted(calls)
 
 
+def _is_pure(node: Node) -> bool:
+    """Return whether ``node`` is a call whose result depends on its arguments alone."""
+    name = torch_call_name(node)
+    # A call that reads nothing must be a factory; any other may read state.
+    return name in PURE_OPERATORS and (bool(node.all_input_nodes) or name in FACTORY_OPERATORS)
+
+
 def _compute_mask(calls: Sequence[Node]) -> Tensor:
-    """Run ``calls`` in order on tensors with data and return the result of the last one."""
+    """Run ``calls`` in order on tensors with data and return the result of the last one. Inputs among them are buffers
+    of modules.
+    """
     held: dict[Node, Any] = {}
     for node in calls:
-        held[node] = run_call(node, held.__getitem__)
+        held[node] = buffer_with_values(node) if node.op == "placeholder" else run_call(node, held.__getitem__)
     made = held[calls[-1]]
     assert isinstance(made, Tensor)
     return made
