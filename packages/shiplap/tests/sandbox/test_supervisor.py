@@ -141,12 +141,13 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
-def test_a_process_is_killed_where_no_file_is_left_to_look_at_others(load, monkeypatch) -> None:
-    def without_files(*_: object, **__: object) -> dict[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+@pytest.mark.parametrize("lack", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()])
+def test_a_process_is_killed_where_others_cannot_be_looked_at(load, monkeypatch, lack: Exception) -> None:
+    def lacking(*_: object, **__: object) -> dict[int, int]:
+        raise lack
 
     prisoner = load("candidate = torch.relu").prisoner
-    monkeypatch.setattr(supervisor, "list_descendants", without_files)
+    monkeypatch.setattr(supervisor, "list_descendants", lacking)
     prisoner.kill()
     assert not os.path.exists(f"/proc/{prisoner.pid}")
 

@@ -143,7 +143,7 @@ class SandboxLauncher:
         if self._process is not None:
             try:
                 self._end_all()
-            except OSError:  # no process can be looked at; the launcher ends them when the connection ends
+            except (OSError, MemoryError):  # none can be looked at; the launcher ends them with the connection
                 if self._connection is not None:
                     self._connection.close()
                 ends = time.monotonic() + work_folders.REMOVAL_PATIENCE_S
@@ -152,7 +152,7 @@ class SandboxLauncher:
             self._let_reap()
             self._process.kill()
             self._process.wait()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):
                 self._end_all()  # by sessions: had it ended while they were listed, its descendants had another parent
         if self._connection is not None:
             self._connection.close()
@@ -590,7 +590,7 @@ class SandboxedProcess:
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)
-        with contextlib.suppress(OSError):  # no process can be looked at, or it has ended
+        with contextlib.suppress(OSError, MemoryError):  # no process can be looked at, or it has ended
             self.end_strays(still=False)
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessEnded):
