@@ -230,6 +230,7 @@ def late(first, grad, saved, needs):
         (lambda grad, s, needs: {"x": s.x @ s.weight if needs.x and grad is not None else None}, "x weight"),
         (lambda grad, saved, needs: {"x": grad * 2}, ""),
         (lambda grad, saved, needs: (print(saved, grad[1:2]), saved.x), "x"),
+        (lambda grad, saved, needs: (saved is None, saved.x), "x"),
     ],
 )
 def test_the_reads_are_found(fn: Callable[..., object], names: str) -> None:

@@ -51,6 +51,16 @@ def test_an_example_is_on_the_device_of_the_other_tensors(ns):
         assert (made.device.type, made.dtype) == ("meta", torch.float32)
 
 
+def test_only_an_array_that_is_read_backwards_is_copied(ns):
+    op, values = declare(f"{ns}::f", Float32[Tensor, "3"]), np.arange(3, dtype="float32")
+    repeated = np.lib.stride_tricks.as_strided(values, (3,), (0,))
+    for array, copied in ((values, False), (repeated, False), (values[::-1], True)):
+        with fails("SL209", "such as torch.") as caught:
+            op(array)
+        assert (".copy()" in EXAMPLE.search(caught.value.fix)[1]) is copied
+        assert example_of(caught.value, a=array).tolist() == array.tolist()
+
+
 @pytest.mark.filterwarnings("error")
 def test_advice_is_found_without_warnings_and_other_errors(ns):
     op = declare(f"{ns}::f", Complex[Tensor, "n"])

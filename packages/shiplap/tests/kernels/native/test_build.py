@@ -1,5 +1,6 @@
 """The secret of a user's seals, when a library has both of them, and how long it may be."""
 
+import errno
 import os
 import sys
 from types import SimpleNamespace
@@ -98,6 +99,21 @@ def test_the_notice_that_says_how_to_build(monkeypatch):
 def test_the_messages_of_a_compiler_are_read_up_to_a_mebibyte():
     status, output = build._run_compiler([sys.executable, "-c", "print('a' * ((1 << 20) + 5)); raise SystemExit(3)"])
     assert (status, len(output)) == (3, 1 << 20)
+
+
+def test_a_compiler_that_cannot_be_started_is_named(tmp_path):
+    assert build._compile_source(tmp_path, "digest", "code", ["no-such-cc", "-O2"]) == (
+        f"no-such-cc: {os.strerror(errno.ENOENT)}"
+    )
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "out of memory"), (1, "out of memory"), (-9, "SIGKILL")])
+def test_a_compiler_for_which_memory_is_lacking(tmp_path, monkeypatch, status, said):
+    """Scripts that start a compiler may end with 0 where it was killed."""
+    monkeypatch.setattr(build, "_run_compiler", lambda call: (status, "cc1plus: out of memory"))
+    problem = build._compile_source(tmp_path, "digest", "code", ["cc"])
+    assert problem.startswith(build.LACKING)
+    assert said in problem
 
 
 def test_what_native_code_can_take_over_goes_into_a_package():
