@@ -11,6 +11,7 @@ from shiplap.judge.shapes import (
     MANY_ROWS,
     MOST_ROWS,
     _single_dims,
+    count_elements,
     neighbouring_shapes,
     shapes_with_many_rows,
     varied_shapes,
@@ -91,6 +92,22 @@ def test_a_slow_reference_of_large_inputs_gets_fewer_forms_of_full_size():
     assert len(sizes[True]) < len(sizes[False])
     assert [f.shapes for f in sizes[True] if f.timed] == [((2048, LARGE // 1024),)]
     assert sum(f.timed for f in sizes[False]) == 2
+
+
+@pytest.mark.parametrize("multiple", [1, 32])
+def test_sizes_that_a_reference_requires_stay_where_the_others_are_reduced(multiple):
+    """Otherwise all kinds of values were tried at full size, and shapes four times as large, for which memory lacks."""
+    own = ((64, 64, 512, 512),)
+    first = (torch.empty(1, dtype=torch.int8).expand(own[0]),)
+
+    def runs(form: InputForm) -> bool:
+        return form.shapes[0][1] == 64 and form.shapes[0][3] % multiple == 0
+
+    made = make_input_forms(first, runs, most=4)
+    full = [f for f in made if not f.reduced]
+    assert len(full) <= 5 < len(made)
+    assert max(count_elements(f.shapes) for f in full) == count_elements(own)
+    assert {f.shapes[0][1] for f in made} == {64}
 
 
 def test_pairs_of_a_large_tensor_are_exchanged_without_a_permutation_of_all():

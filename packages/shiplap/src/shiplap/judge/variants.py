@@ -220,19 +220,18 @@ def _on_host(args: tuple[Any, ...]) -> bool:
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
     """Return a copy of ``plain``, a form (shapes and kind of values) with large shapes, that has smaller shapes. Return
-    ``plain`` itself if ``runs`` accepts no smaller form.
-
-    Random sizes are tried first. Halves of the sizes follow, since a reference may require multiples of a number.
+    ``plain`` itself if ``runs`` accepts no smaller form. A size that the reference requires, as of channels, stays.
     """
-    shrinks: list[Callable[[int], int]] = [lambda n: n // 3 + SECRET_RANDOM.randrange(n // 6 + 1), lambda n: n // 2]
-    for shrink in shrinks:
-        shapes = plain.shapes
-        while count_elements(shapes) > REDUCED and (sizes := varied_sizes(shapes)) and sizes[0] > LARGEST_WINDOW:
-            shapes = replace_size(shapes, sizes[0], shrink(sizes[0]))
-        form = replace(plain, shapes=shapes, label=_form_label(shapes, "drawn"), reduced=True)
-        if shapes != plain.shapes and runs(form):
-            return form
-    return plain
+    form, required = plain, {*range(LARGEST_WINDOW + 1)}  # windows may stay, too
+    while count_elements(form.shapes) > REDUCED and (sizes := {*varied_sizes(form.shapes)} - required):
+        size = max(sizes)
+        # A random size, or else the half, since a reference may require multiples of a number.
+        fewer = size // 3 + SECRET_RANDOM.randrange(size // 6 + 1), size // 2
+        shapes = [replace_size(form.shapes, size, n) for n in fewer]
+        smaller = (replace(plain, shapes=s, label=_form_label(s, "drawn"), reduced=True) for s in shapes)
+        accepted = next(filter(runs, smaller), None)
+        form, required = (form, {*required, size}) if accepted is None else (accepted, required)
+    return form
 
 
 def _unusual_value_forms(
