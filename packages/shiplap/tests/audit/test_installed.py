@@ -194,7 +194,9 @@ def test_memory_that_was_never_written_is_one_finding(ops):
     assert [t.source for t in call.result_recipes()] == [""]
     right = OpAudit("undeclared_ops::right", ops["undeclared_ops::right"], [seen((6, 4))], audit.asked)
     right.reach(1.0)
-    assert [call.steady for call in right.calls_for_others()] == [True]
+    offered = right.calls_for_others()
+    assert [call.steady for call in offered] == [True]
+    assert right.calls_for_others() is offered, "the texts of calls are compared once, and not for each other op"
 
 
 def test_what_is_not_registered_is_counted_apart(ops, request_of):

@@ -71,6 +71,13 @@ def test_a_result_without_a_gradient_leaves_those_of_the_others_to_compare() -> 
     assert got.tolist() == [6.0, 6.0]
 
 
+def test_results_may_share_memory_in_each_layout_if_those_of_the_reference_do_in_one() -> None:
+    problem = FunctionProblem("flat", lambda x: (x, x.flatten()), lambda: [torch.randn(3, 4)], 0.0)
+    form = problem.forms(most=0)[0]
+    apart, shared = torch.randn(4, 3).T, torch.randn(3, 4)
+    assert [problem.expect_effects(form, (x,)).overlapping for x in (apart, shared, apart)] == [False, True, True]
+
+
 def test_a_change_of_an_argument_that_the_reference_makes_as_well_is_allowed() -> None:
     problem = FunctionProblem("energy", lambda x: x.requires_grad_() * 2, lambda: [torch.randn(4)], 0.0)
     form = problem.forms(most=0)[0]

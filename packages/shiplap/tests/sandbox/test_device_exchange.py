@@ -404,6 +404,17 @@ def test_what_a_call_for_gradients_keeps_ends_with_the_next_request(driver: Fake
         assert not witness.prisoner.host._last
 
 
+@pytest.mark.parametrize("unused", [None, 0])
+def test_gradients_are_zeros_where_only_results_without_one_are_used(driver: FakeDriver, unused: int | None) -> None:
+    """A reference such as ``x.round()`` has a gradient of zeros, and a kernel for it has none."""
+    witness, (args, *_) = process_of(lambda x: (x * 2, x.detach().round())), drawn(3)
+    expected, seed = expect(args[0] * 2), torch.ones_like(args[0])
+    expected = replace(expected, own=[args[0] * 2, args[0].round()], against=lambda got: Difference())
+    seeds = [None if unused == 0 else seed, seed]
+    (got,) = witness.gradients(args, seeds, [seed], [], [True], expected)
+    assert torch.equal(got.cpu(), torch.full_like(seed, 0.0 if unused == 0 else 2.0).cpu())
+
+
 def test_a_write_behind_an_argument_is_seen(driver: FakeDriver) -> None:
     def target(x: Tensor) -> Tensor:
         ctypes.memset(x.data_ptr() + x.numel() * x.itemsize, 0, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox import candidate, protocol, strided_memory
+from shiplap.sandbox import candidate, kept_results, protocol, strided_memory
 from shiplap.sandbox.strided_memory import elements_overlap
 
 
@@ -67,6 +67,12 @@ def test_a_tensor_in_any_order_of_dims_is_free():
     t = torch.empty(3, 4, 5, 6).permute(2, 0, 3, 1)[1:, :, ::2]
     assert not elements_overlap(t.shape, t.stride())
     assert elements_overlap(t.unfold(1, 2, 1).shape, t.unfold(1, 2, 1).stride())
+
+
+def test_an_offset_in_a_block_of_a_gpu_is_no_address_of_the_host():
+    places = [protocol.TensorLocation("float32", [2], [1], 64, device) for device in ("cpu", "cuda", "cpu")]
+    assert kept_results.find_shared_result(places[:2], [torch.ones(2)] * 2) == -1
+    assert kept_results.find_shared_result(places, [torch.ones(2)] * 3) == 2
 
 
 def test_of_a_reply_with_thousands_of_results_only_those_that_are_expected_are_looked_at(monkeypatch):

@@ -81,6 +81,7 @@ class JudgeProblem:
     accepted: list[str] = field(default_factory=list)  # names of the arguments of the candidate
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
+    shares_results: bool = False  # whether results of the reference shared memory in a call
     own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
@@ -128,7 +129,9 @@ class JudgeProblem:
             outs = _result_tensors(result)
             aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
             rooms = [o.untyped_storage().data_ptr() for o in outs if o.numel()]
-            loose = any(elements_overlap(o.shape, o.stride()) for o in outs) or len(set(rooms)) < len(rooms)
+            # Where the memory layout of the arguments decides, as for ``y, y.flatten()``, a candidate may always share.
+            self.shares_results = self.shares_results or len(set(rooms)) < len(rooms)
+            loose = self.shares_results or any(elements_overlap(o.shape, o.stride()) for o in outs)
             own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
         sums = self.sums(form, args)
 

@@ -458,11 +458,12 @@ class Child:
         returned = self.target(*given)
         results = flatten_results(returned)
         floating = [o for o in tree_leaves(returned) if _is_floating_tensor(o)]
-        pairs = [(o, s) for o, s in zip(floating, seeds, strict=False) if o.requires_grad and s is not None]
+        able = [(o, s) for o, s in zip(floating, seeds, strict=False) if o.requires_grad]
         values: list[Tensor] = []
         owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
         all_there = all(name in owned for name in message.parameters)
-        if pairs:
+        if able:
+            pairs = [(o, s) for o, s in able if s is not None]  # without any, all gradients are 0
             wanted = [a for a in given if _is_floating_tensor(a) and a.requires_grad]
             wanted += [owned[name] for name in message.parameters if all_there]
             outs, seeds = ([pair[side] for pair in pairs] for side in (0, 1))

@@ -66,15 +66,15 @@ def find_shared_result(places: Sequence[Place], like: Sequence[Tensor]) -> int:
     are the locations of the results, which have the dtypes of ``like``. A result with gaps between its elements is left
     out, since another one may lie in the gaps.
     """
-    taken: list[tuple[bytes, int, int]] = []
+    taken: list[tuple[tuple[str, bytes], int, int]] = []
     for number, (place, expected) in enumerate(zip(places, like, strict=False)):
         if not isinstance(place, TensorLocation):
             continue
         count = strided_extent(place.shape, place.stride)
         if not count or count != prod(place.shape):
             continue
-        end = place.at + count * expected.itemsize
-        if any(block == place.block and start < end and place.at < stop for block, start, stop in taken):
+        memory, end = (place.device, place.block), place.at + count * expected.itemsize
+        if any(other == memory and start < end and place.at < stop for other, start, stop in taken):
             return number
-        taken.append((place.block, place.at, end))
+        taken.append((memory, place.at, end))
     return -1

@@ -100,6 +100,7 @@ class OpAudit:
         self._shown: dict[str, InstalledFinding | None] = {}  # by the text of a finding, what its script showed again
         self._unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
         self._steady: list[Mapping[str, str]] = []  # calls whose results are, as the checks of ``FIRST`` have shown
+        self._offered: tuple[tuple[int, int], list[TakenCall]] = ((0, 0), [])
         self._missing: dict[str, None] = {}
         self._looked = 0
 
@@ -112,7 +113,10 @@ class OpAudit:
         """Return the calls that the op has taken, for searches of other ops. The checks of a call have shown whether
         its results are steady, which an argument has to be.
         """
-        return [replace(t, steady=t.call.texts() in self._steady) for t in self.state.found]
+        counts = len(self.state.found), len(self._steady)
+        if counts != self._offered[0]:  # searches of all other ops read them
+            self._offered = counts, [replace(t, steady=t.call.texts() in self._steady) for t in self.state.found]
+        return self._offered[1]
 
     @property
     def is_searched(self) -> bool:
