@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,35 @@ def test_a_buffer_that_is_replaced_is_read_again() -> None:
     run.check()
     decoder.mask = torch.ones(16, 16)
     run.check()
+    assert run.causal == [True, False]
+
+
+def test_a_buffer_in_memory_of_numpy_is_read_in_each_call() -> None:
+    array = np.tril(np.ones((16, 16), np.float32))
+    run = Compiled(Decoder(written_out, torch.from_numpy(array)), AttentionRewrite(always=True))
+    run.check()
+    assert run.causal == [False]
+    array[3, 1:3] = 0
+    run.check()
+
+
+def test_a_buffer_whose_memory_is_given_to_numpy_is_read_again() -> None:
+    decoder = Decoder(written_out)
+    run = Compiled(decoder, AttentionRewrite(always=True))
+    run.check()
+    decoder.mask.numpy()[3, 1:3] = 0
+    run.check()
+    assert run.causal == [True, False]
+
+
+def test_a_buffer_that_collectives_may_write_to_is_read_again() -> None:
+    run = Compiled(Decoder(written_out), AttentionRewrite(always=True))
+    run.check()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        run.check()
+    finally:
+        torch.distributed.destroy_process_group()
     assert run.causal == [True, False]
 
 

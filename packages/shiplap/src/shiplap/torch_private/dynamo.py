@@ -77,8 +77,8 @@ def buffer_with_values(node: Node) -> Tensor | None:
     if not first or saved or getattr(owner, "member", "") != "_buffers":
         return None
     held = given.example
-    # Parameters and subclasses are left out, and inference tensors count no writes.
-    if type(held) is not Tensor or held.layout != torch.strided or held.requires_grad or held.is_inference():
+    # Parameters and subclasses are left out.
+    if type(held) is not Tensor or held.layout != torch.strided or held.requires_grad or not _counts_writes(held):
         return None
     others = (n.meta["grapharg"].example for n in node.graph.nodes if "grapharg" in n.meta and n is not node)
     plain = (t for t in others if type(t) is Tensor and t.layout == torch.strided)
@@ -90,8 +90,8 @@ def guard_values(node: Node) -> None:
     """Make Dynamo compile the frame again if the values of the buffer ``node`` have changed since this compilation.
     ``buffer_with_values`` must return a tensor for ``node``.
 
-    A change is seen if a call writes to the buffer, or if another tensor takes its place. Writes to ``buffer.data`` are
-    not seen.
+    A change is seen if a call writes to the buffer, or if another tensor takes its place. Writes that torch does not
+    count are not seen, such as those to ``buffer.data`` and those of kernels that take the address.
     """
     from torch._guards import Guard, TracingContext
 
@@ -105,6 +105,14 @@ def guard_values(node: Node) -> None:
         guards.add(Guard(source, create))
 
 
+def _counts_writes(tensor: Tensor) -> bool:
+    """Return whether torch counts the usual writes to ``tensor``. It counts none to inference tensors, none through
+    NumPy, whose memory cannot be resized, and none of collectives. ``DistributedDataParallel`` sends buffers by these.
+    """
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not (tensor.is_inference() or grouped) and tensor.untyped_storage().resizable()
+
+
 def _guard_values(kept: Callable[[], Tensor | None], version: int, address: int, builder: Any, guard: Any) -> None:
     """Add guards with Dynamo's ``builder``. They hold while the source of ``guard`` is the tensor ``kept()``, at the
     address ``address``, and torch's counter of writes to the tensor is at ``version``.
@@ -116,9 +124,11 @@ def _guard_values(kept: Callable[[], Tensor | None], version: int, address: int,
         raise PackageError(f"a guard on the values of {guard.name} cannot be saved")
 
     def unchanged(_: object) -> bool:
-        """Return whether the tensor is alive and nothing was written to it."""
+        """Return whether the tensor is alive, nothing was written to it, and torch still counts writes to it."""
         now = kept()
-        return now is not None and now._version == version and now.data_ptr() == address
+        if now is None or now._version != version or now.data_ptr() != address:
+            return False
+        return _counts_writes(now)
 
     text = [f"{guard.name} has the values that it had when this was compiled"]
     builder.get_guard_manager(guard).add_id_match_guard(id(held), text, guard.user_stack)
