@@ -247,6 +247,9 @@ def test_an_entry_that_comes_into_view_later_has_the_line_of_the_unchanged_file(
     later = replace(ITEM, place=replace(PLACE, file=str(file), line=12, code="    y = g(x)"), cause="other")
     (seen,) = as_first_seen([TriedEntry.of(later)], [])
     assert seen.where.endswith("program.py:4")
+    assert "  seen     with the remedies above, not in the unchanged program" in [str(row) for row in seen.lines(1)]
+    (listed,) = as_first_seen([TriedEntry.of(later)], [later])
+    assert not listed.behind
     (twice,) = as_first_seen([replace(TriedEntry.of(later), code="x")], [])
     assert twice.where.endswith("program.py, in code that a remedy changed")
 

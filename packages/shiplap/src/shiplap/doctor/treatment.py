@@ -33,6 +33,8 @@ class TriedEntry:
         key: the identity of the break or recompile.
         code: the source code of the line.
         times: how often a recompile occurred without and with the remedy. The second number is 0 if it was removed.
+        behind: whether the unchanged program has no such break or recompile. It came into view with the remedies of
+            earlier entries.
     """
 
     where: str
@@ -52,6 +54,7 @@ class TriedEntry:
     key: tuple[str, ...] = ()
     code: str = ""
     times: tuple[int, int] = (0, 0)
+    behind: bool = False
 
     @classmethod
     def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
@@ -78,6 +81,7 @@ class TriedEntry:
         """
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
+        yield from row("seen", "with the remedies above, not in the unchanged program" if self.behind else "")
         yield from row("owner", {"yours": "your code"}.get(self.owner, self.owner))
         # The entry went away before its own remedies were tried, or after they had failed.
         if self.with_others:
@@ -121,12 +125,13 @@ def as_first_seen(tried: Sequence[TriedEntry], entries: Sequence[Break | Recompi
     made = list[TriedEntry]()
     for each in tried:
         known = first.get(each.key)
+        moved = [e for e in entries if key_in_any_function(e.key) == key_in_any_function(each.key)]
         if known is None:
-            moved = (e for e in entries if key_in_any_function(e.key) == key_in_any_function(each.key))
             known = next((e for e in moved if e.key not in taken), None)
             taken |= {known.key} if known is not None else set()
         shown = known.at.shown if known is not None else _line_of_unchanged_file(each)
-        made.append(replace(each, where=shown, key=known.key if known is not None else each.key))
+        key = known.key if known is not None else each.key
+        made.append(replace(each, where=shown, key=key, behind=not moved))
     return made
 
 
