@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -138,4 +139,4 @@ def _flattened(x: Tensor, kept: int) -> Tensor:
     """Return ``x`` with all dims but the last ``kept`` ones joined into one. ``reshape(-1, ...)`` would refuse a tensor
     of which one of the last dims is empty.
     """
-    return x.reshape(x.shape[:-kept].numel(), *x.shape[-kept:])
+    return x.reshape(math.prod(x.shape[:-kept]), *x.shape[-kept:])

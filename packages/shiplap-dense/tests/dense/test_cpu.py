@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap_dense as dense
@@ -108,3 +109,9 @@ def test_the_design_note_repeats_the_recorded_table():
     recorded = json.loads((REPOSITORY / "benchmarks/results/dense_cpu.json").read_text(encoding="utf-8"))
     shown = page.split("<!-- dense_cpu -->\n")[1].split("<!-- /dense_cpu -->")[0]
     assert shown == benchmark.table(recorded)
+
+
+def test_traced_products_take_other_sizes() -> None:
+    a, b = torch.randn(2, 5, 4), torch.randn(4, 3)
+    traced = make_fx(lambda a, b: dense.matmul(a, b), tracing_mode="symbolic")(a, b)
+    assert traced(torch.randn(3, 7, 4), b).shape == (3, 7, 3)
