@@ -13,7 +13,7 @@ import torch
 from shiplap.audit.installed.checks import call_op, check_fake
 from shiplap.audit.installed.conditions import calls_that_meet
 from shiplap.audit.installed.descent import CRASHED, Descent
-from shiplap.audit.installed.draws import CallDraws
+from shiplap.audit.installed.draws import CallDraws, siblings_of
 from shiplap.audit.installed.places import Place, Property
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, TensorRecipe, evaluate, recipe_from_text
 from shiplap.audit.installed.refusals import EMPTY, has_no_kernel, quotes, ranks_in, refusal_form
@@ -230,7 +230,7 @@ def test_a_search_begins_with_the_arguments_that_a_similar_op_took():
     rows = TensorRecipe("int64", (29,), 1, 0.0, 2.0)
     for dtype, begun in (("float64", [1, 2]), ("float32", [1, 2, 3])):
         given = CallRecipe({"x": TensorRecipe(dtype, (3, 17), 1), "rows": rows, "n": 41})
-        other = CallRecipe({"y": TensorRecipe("float32", (2,), 1)})
+        other = CallRecipe({"x": TensorRecipe("float32", (2,), 1)})
         siblings, events = [TakenCall("family_ops::y", other), TakenCall("family_ops::first", given)], []
         why_refused(op, given)  # the first call of an op takes longer
         search_calls(op, parse_schema(op._schema), 0, 0.1, SearchState(siblings=siblings), events.append)
@@ -299,6 +299,17 @@ def test_calls_of_similar_ops_leave_time_for_others():
     assert 24 < events[begun]["siblings"] < 48, "a walk from one of them takes all that there is"
     end = next(n for n, e in enumerate(events) if n > begun and (e["kind"], e.get("refusal")) == ("walked", ""))
     assert "try" in [e["kind"] for e in events[end:]]
+
+
+def test_calls_of_ops_that_are_not_alike_are_left_out():
+    """An argument or a word in common does not make an op alike."""
+    x = TensorRecipe("float32", (2,), 1)
+    names = ("indices", "offsets", "weights", "rows", "total")
+    form = SchemaForm("a::split_table_lookup", "", tuple(SchemaField(n, "Tensor") for n in names), ())
+    alike = TakenCall("a::table_update", CallRecipe({"indices": x, "offsets": x}))
+    named = TakenCall("a::split_table", CallRecipe({"y": x}))
+    other = TakenCall("a::cache_lookup", CallRecipe({"indices": x}))
+    assert siblings_of(form, [other, alike, named]) == [alike, named]
 
 
 def test_a_list_takes_the_tensors_that_a_similar_op_takes_one_by_one():

@@ -38,18 +38,23 @@ _MOST_SIBLINGS = 24  # calls of other ops from which calls of one op are made
 
 
 def siblings_of(form: SchemaForm, calls: Sequence[TakenCall]) -> list[TakenCall]:
-    """Return calls of other ops, at most 24. Those that have most argument names or words of their names in common with
-    the op of ``form`` come first, since they are likely to make its arguments, as ``encode_png`` does for
-    ``decode_png``.
+    """Return calls of ops like that of ``form``, at most 24: a third of its arguments have a name in common, or half of
+    the words of its name do, as those of ``encode_png`` and ``decode_png``. Calls of other ops would take the time of
+    draws that lead further. Those that have most in common come first.
     """
     own, words = {a.name for a in form.arguments}, _words_of(form.name)
 
-    def unlike(c: TakenCall) -> int:
-        """Return a number that is the smaller, the more names the call ``c`` has in common with the op."""
-        return -len(own & {*c.call.arguments}) - 2 * len(words & _words_of(c.op))
+    def names(c: TakenCall) -> int:
+        """Return how many arguments the call ``c`` has in common with the op."""
+        return len(own & {*c.call.arguments})
 
-    near = sorted((c for c in calls if c.op != form.name), key=unlike)
-    return near[:_MOST_SIBLINGS]
+    def shared(c: TakenCall) -> int:
+        """Return how many words the name of the op of ``c`` has in common with that of the op."""
+        return len(words & _words_of(c.op))
+
+    near = [c for c in calls if c.op != form.name]
+    near = [c for c in near if 3 * names(c) >= max(len(own), 1) or 2 * shared(c) >= max(len(words), 1)]
+    return sorted(near, key=lambda c: -names(c) - 2 * shared(c))[:_MOST_SIBLINGS]
 
 
 def _words_of(name: str) -> set[str]:

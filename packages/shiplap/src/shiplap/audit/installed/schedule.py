@@ -121,7 +121,8 @@ def audit_installed_ops(
         ) -> None:
             """Search for calls of one op, among others with the arguments of those found so far, and check them."""
             if number == 0 or turns.passed < _SEARCHING:
-                siblings = [call for each in audits for call in each.calls_for_others()]
+                # In the first one, of each family, few ops are known, and one that is only similar misleads a search.
+                siblings = [call for each in audits for call in each.calls_for_others()] if number else []
                 audit.reach(seconds, check_seconds, siblings)
             keep(audit, is_searched=audit.is_searched or number == len(_SEARCHES) - 1)
 
