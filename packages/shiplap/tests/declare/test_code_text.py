@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 from types import CodeType
 
 import pytest
 import torch
 
+from shiplap.declare import code_text
 from shiplap.declare.code_text import code_use, constant_text, plain_text
 
 FIRST, SECOND = [], []
@@ -119,3 +121,12 @@ def test_constants_have_types():
     code = code_of("def f(): pass")
     assert constant_text((code,)) == f"({code_use(code).text})"
     assert code_use(code) is code_use(code)
+
+
+def test_a_variable_that_is_loaded_twice_at_once_is_the_same(monkeypatch):
+    """As Python 3.13 loads the operands of ``x * x``."""
+    code = (lambda x, y: x).__code__
+    load = next(each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_FAST"))
+    both = load._replace(opname="LOAD_FAST_LOAD_FAST", arg=0, argval=("x", "x"))
+    monkeypatch.setattr(code_text.dis, "get_instructions", lambda given: [both])
+    assert [(each.arg, each.argval) for each in code_text.plain_instructions(code)] == [(0, "x"), (0, "x")]
