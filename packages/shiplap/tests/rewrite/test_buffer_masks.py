@@ -181,6 +181,12 @@ def test_code_from_a_cache_relies_on_no_buffer() -> None:
     assert run.causal == [False]
 
 
+def test_a_buffer_without_values_stays() -> None:
+    run = Compiled(Decoder(written_out).to("meta"), AttentionRewrite(always=True))
+    assert run.compiled(*(torch.empty(2, 3, 8, 4, device="meta") for _ in "qkv")).is_meta
+    assert run.causal == [False]
+
+
 def test_an_argument_is_no_buffer() -> None:
     class Given(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

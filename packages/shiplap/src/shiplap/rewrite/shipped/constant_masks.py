@@ -140,7 +140,8 @@ def _calls_behind_mask(node: Node, buffers: bool) -> list[Node] | None:
     last. If ``buffers`` is true, buffers of modules count as constants, and the list holds these inputs, too.
 
     Return None if ``node`` depends on an input, a symbolic size, or a call that is not known to be pure. Return None
-    also if a result is written to, if there are more than 60 calls, or if a result has more than 2**27 elements.
+    also if a result is written to or is on the meta device, if there are more than 60 calls, or if a result has more
+    than 2**27 elements.
     """
     calls: list[Node] = []
     for at in walk_from([node], inputs_of):
@@ -152,6 +153,7 @@ def _calls_behind_mask(node: Node, buffers: bool) -> list[Node] | None:
             not isinstance(held, Tensor)
             or not all(type(n) is int for n in held.shape)
             or held.numel() > MOST_MASK_ELEMENTS
+            or held.is_meta  # it has no values
         ):
             return None
         if is_written(at):
