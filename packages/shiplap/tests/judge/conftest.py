@@ -1,13 +1,17 @@
-"""One launcher for all tests of a worker: it takes seconds to start."""
+"""Fixtures of the judge's tests. All tests of a worker share a launcher, which takes seconds to start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shiplap.judge import checks, engine
+import shiplap as sl
+from shiplap.judge import JudgeResult, checks, engine
 from shiplap.sandbox.supervisor import SandboxLauncher
+from tests.judge.tenth import HEAD
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +31,19 @@ def fewer_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if not request.node.get_closest_marker("long"):
         for module in (checks, engine):
             monkeypatch.setattr(module, "ENDURANCE_CALLS", 40)
+
+
+@pytest.fixture
+def judged(launcher: SandboxLauncher, tmp_path: Path) -> Callable[..., JudgeResult]:
+    """A function that judges a pair ``(source of the reference, source of the candidate)``, with options of
+    ``sl.judge``.
+    """
+    (tmp_path / "candidate").mkdir()
+
+    def run(case: tuple[str, str], **options: Any) -> JudgeResult:
+        problem, candidate = tmp_path / "problem.py", tmp_path / "candidate" / "it.py"
+        problem.write_text(HEAD + case[0])
+        candidate.write_text(HEAD + case[1])
+        return sl.judge(problem, candidate, seconds=300, rounds=5, timed=False, launcher=launcher, **options)
+
+    return run

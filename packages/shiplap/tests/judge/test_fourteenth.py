@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import shiplap as sl
 from shiplap.judge import JudgeResult, checks
 from shiplap.sandbox.native_counts import native_decisions
-from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 from shiplap_testing.effort import sampled
 from tests.judge.fourteenth import HIDDEN, SOUND, WRONG
@@ -20,24 +18,9 @@ Judge = Callable[[tuple[str, str]], JudgeResult]
 QUICK = ("a number that is zero", "sizes that only broadcasting allows")
 
 
-@pytest.fixture
-def judged(launcher: SandboxLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
-    monkeypatch.setattr(checks, "LATE_CALLS", 1024)  # enough for a small leak
-    (tmp_path / "candidate").mkdir()
-
-    def run(case: tuple[str, str]) -> JudgeResult:
-        (tmp_path / "problem.py").write_text(HEAD + case[0])
-        (tmp_path / "candidate" / "it.py").write_text(HEAD + case[1])
-        return sl.judge(
-            tmp_path / "problem.py",
-            tmp_path / "candidate" / "it.py",
-            seconds=300,
-            rounds=5,
-            timed=False,
-            launcher=launcher,
-        )
-
-    return run
+@pytest.fixture(autouse=True)
+def enough_calls_for_a_small_leak(fewer_calls: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LATE_CALLS", 1024)
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, long=[n for n in WRONG if n not in QUICK]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-import shiplap as sl
-from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.judge import JudgeResult
 from shiplap_testing.effort import sampled
-from tests.judge.tenth import HEAD
 
 LAST = """
 def reference(x): y = torch.cumsum(x, 0); return y, y[-1].clone()
@@ -72,18 +70,6 @@ QUICK = "results that share memory"
 
 
 @pytest.mark.parametrize("name", sampled(WRONG | SOUND, long=[n for n in WRONG | SOUND if n != QUICK]))
-def test_a_candidate_is_accepted_if_it_is_right(launcher: SandboxLauncher, tmp_path: Path, name: str) -> None:
-    (tmp_path / "candidate").mkdir()
-    reference, candidate = (WRONG | SOUND)[name]
-    (tmp_path / "problem.py").write_text(HEAD + reference)
-    (tmp_path / "candidate" / "it.py").write_text(HEAD + candidate)
-    result = sl.judge(
-        tmp_path / "problem.py",
-        tmp_path / "candidate" / "it.py",
-        seconds=300,
-        rounds=5,
-        timed=False,
-        launcher=launcher,
-        same_operators=True,
-    )
+def test_a_candidate_is_accepted_if_it_is_right(judged: Callable[..., JudgeResult], name: str) -> None:
+    result = judged((WRONG | SOUND)[name], same_operators=True)
     assert result.verdict == ("refused" if name in WRONG else "accepted"), str(result)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import shiplap as sl
 from shiplap.judge import JudgeResult
-from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 from shiplap_testing.effort import sampled
 from tests.judge.tenth import HEAD, HONEST
@@ -19,25 +17,6 @@ Judge = Callable[[tuple[str, str]], JudgeResult]
 MISSED = ("wrong while it is traced", "a second gradient of zeros")  # the page on threats names them
 QUICK = ("a result of another dtype",)
 FOUND = [name for name in WRONG if name not in COUNTS and name not in MISSED]
-
-
-@pytest.fixture
-def judged(launcher: SandboxLauncher, tmp_path: Path) -> Judge:
-    (tmp_path / "candidate").mkdir()
-
-    def run(case: tuple[str, str]) -> JudgeResult:
-        (tmp_path / "problem.py").write_text(HEAD + case[0])
-        (tmp_path / "candidate" / "it.py").write_text(HEAD + case[1])
-        return sl.judge(
-            tmp_path / "problem.py",
-            tmp_path / "candidate" / "it.py",
-            seconds=300,
-            rounds=5,
-            timed=False,
-            launcher=launcher,
-        )
-
-    return run
 
 
 @pytest.mark.parametrize("name", sampled(FOUND, long=[n for n in FOUND if n not in QUICK]))
