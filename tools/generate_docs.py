@@ -335,7 +335,7 @@ def _cell_rows() -> list[str]:
         "compiler",
         "user",
         "tests",
-        "files of tests by room",
+        "files of tests by folder",
         "date, commit",
     ]
     table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows]

@@ -1,6 +1,6 @@
 """``large``: sizes and strides beyond 2^31 elements are not cut to 32 bits.
 
-Fakes need no memory. A real input is a view whose rows lie more than 2^31 bytes apart, in address space that is
+Fakes need no memory. A real input is a view whose rows lie more than 2^31 elements apart, in address space that is
 reserved but never touched between them. An op that first makes its input contiguous passes trivially.
 """
 
