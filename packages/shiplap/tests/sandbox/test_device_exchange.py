@@ -422,7 +422,7 @@ def test_a_write_behind_an_argument_is_seen(driver: FakeDriver) -> None:
 
     (args, *_) = drawn(3)
     assert process_of(lambda x: x + 1).call(args, expect(args[0] + 1)).error == 0.0
-    with pytest.raises(CandidateError, match="behind the end of tensor argument 0"):
+    with pytest.raises(CandidateError, match="past the end of tensor argument 0"):
         process_of(target).call(args, expect(args[0] + 1))
 
 

@@ -431,7 +431,7 @@ class TargetProcess:
                 raise CandidateError("values", difference.problem)
             if pieces is None:
                 if (number := at.find_overrun(self.block)) >= 0:
-                    raise CandidateError("arguments", f"it writes behind the end of tensor argument {number}")
+                    raise CandidateError("arguments", f"it writes past the end of tensor argument {number}")
                 self._check_earlier_results()
         except BaseException:
             self.release(spans)

@@ -209,7 +209,7 @@ def read_memory_map(folder: str) -> list[str]:
     with open(f"{folder}/maps", "rb") as file:
         text = file.read(MAX_MAP_BYTES + 1)
     if len(text) > MAX_MAP_BYTES:
-        raise OversizedMemoryMap(f"its mappings have paths of more than {MAX_MAP_BYTES >> 20} MiB")
+        raise OversizedMemoryMap(f"the list of its memory mappings has more than {MAX_MAP_BYTES >> 20} MiB")
     if not text:  # Linux shows a process until somebody has waited for it
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return text.decode(errors="replace").split("\n")[:-1]
