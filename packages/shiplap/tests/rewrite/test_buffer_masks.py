@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.match import Match
-from shiplap.rewrite.shipped import attention_mask
 from shiplap.rewrite.shipped.attention import AttentionRewrite
+from shiplap.rewrite.shipped.attention_mask import AttentionMaskRewrite
 from shiplap.torch_private.inductor_passes import EARLY
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -84,7 +84,8 @@ def _ahead_of_caches() -> Iterator[None]:
         yield
 
 
-HOW = [(written_out, AttentionRewrite(always=True)), (added, AttentionRewrite(always=True)), (fused, attention_mask)]
+BUFFERS = AttentionRewrite(always=True, constant_buffers=True)
+HOW = [(written_out, BUFFERS), (added, BUFFERS), (fused, AttentionMaskRewrite(constant_buffers=True))]
 
 
 @pytest.mark.parametrize(("attend", "rewrite"), HOW)
@@ -102,9 +103,22 @@ def test_a_buffer_that_is_written_to_is_read_again(attend: Attend, rewrite: Rewr
     assert run.causal[1:] == [False]
 
 
-def test_a_buffer_that_is_replaced_is_read_again() -> None:
+def test_a_buffer_is_read_in_each_call_unless_an_option_says_otherwise() -> None:
     decoder = Decoder(written_out)
     run = Compiled(decoder, AttentionRewrite(always=True))
+    run.check()
+    assert run.causal == [False]
+    decoder.mask.data[3, 1:3] = 0  # torch does not count this write
+    run.check()
+    # The option of one rewrite is none of another one, also for the nodes of one graph.
+    run = Compiled(Decoder(written_out), BUFFERS)
+    run.check()
+    assert run.causal == [True]
+
+
+def test_a_buffer_that_is_replaced_is_read_again() -> None:
+    decoder = Decoder(written_out)
+    run = Compiled(decoder, BUFFERS)
     run.check()
     decoder.mask = torch.ones(16, 16)
     run.check()
@@ -113,7 +127,7 @@ def test_a_buffer_that_is_replaced_is_read_again() -> None:
 
 def test_a_buffer_in_memory_of_numpy_is_read_in_each_call() -> None:
     array = np.tril(np.ones((16, 16), np.float32))
-    run = Compiled(Decoder(written_out, torch.from_numpy(array)), AttentionRewrite(always=True))
+    run = Compiled(Decoder(written_out, torch.from_numpy(array)), BUFFERS)
     run.check()
     assert run.causal == [False]
     array[3, 1:3] = 0
@@ -122,7 +136,7 @@ def test_a_buffer_in_memory_of_numpy_is_read_in_each_call() -> None:
 
 def test_a_buffer_whose_memory_is_given_to_numpy_is_read_again() -> None:
     decoder = Decoder(written_out)
-    run = Compiled(decoder, AttentionRewrite(always=True))
+    run = Compiled(decoder, BUFFERS)
     run.check()
     decoder.mask.numpy()[3, 1:3] = 0
     run.check()
@@ -130,7 +144,7 @@ def test_a_buffer_whose_memory_is_given_to_numpy_is_read_again() -> None:
 
 
 def test_a_buffer_that_collectives_may_write_to_is_read_again() -> None:
-    run = Compiled(Decoder(written_out), AttentionRewrite(always=True))
+    run = Compiled(Decoder(written_out), BUFFERS)
     run.check()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -142,7 +156,7 @@ def test_a_buffer_that_collectives_may_write_to_is_read_again() -> None:
 
 def test_a_window_hides_no_row() -> None:
     near = torch.arange(16)[:, None] - torch.arange(16)
-    run = Compiled(Decoder(written_out, (near.abs() < 3).float()), AttentionRewrite(always=True))
+    run = Compiled(Decoder(written_out, (near.abs() < 3).float()), BUFFERS)
     run.check()
     # Nothing looks for hidden rows.
     assert "scaled_dot_product_attention" in run.names
@@ -153,7 +167,7 @@ def test_rows_that_a_buffer_hides_are_those_of_eager_mode() -> None:
     table = torch.ones(16, 16).tril()
     table[2] = 0
     for attend in (written_out, added):
-        run = Compiled(Decoder(attend, table), AttentionRewrite(always=True))
+        run = Compiled(Decoder(attend, table), BUFFERS)
         g = torch.Generator().manual_seed(0)
         args = [torch.randn(2, 3, 8, 4, generator=g) for _ in "qkv"]
         with torch.no_grad():
@@ -167,7 +181,7 @@ def test_a_graph_that_writes_to_its_buffer_reads_it() -> None:
             self.mask[:4].narrow(1, 0, 2).fill_(1)
             return super().forward(q, k, v)
 
-    run = Compiled(Writes(written_out), AttentionRewrite(always=True))
+    run = Compiled(Writes(written_out), BUFFERS)
     run.check()
     assert run.causal == [False]
 
@@ -176,13 +190,13 @@ def test_a_graph_that_writes_to_its_buffer_reads_it() -> None:
 def test_code_from_a_cache_relies_on_no_buffer() -> None:
     """A key has no values: a pass that runs behind the look-up must not read any."""
     with config.patch(pre_grad_pass_timing="late"):
-        run = Compiled(Decoder(written_out), AttentionRewrite(always=True))
+        run = Compiled(Decoder(written_out), BUFFERS)
         run.check()
     assert run.causal == [False]
 
 
 def test_a_buffer_without_values_stays() -> None:
-    run = Compiled(Decoder(written_out).to("meta"), AttentionRewrite(always=True))
+    run = Compiled(Decoder(written_out).to("meta"), BUFFERS)
     assert run.compiled(*(torch.empty(2, 3, 8, 4, device="meta") for _ in "qkv")).is_meta
     assert run.causal == [False]
 
@@ -192,6 +206,6 @@ def test_an_argument_is_no_buffer() -> None:
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return written_out(q, k, v, q[0, 0, :, :1].abs() < 9)
 
-    run = Compiled(Given(), AttentionRewrite(always=True))
+    run = Compiled(Given(), BUFFERS)
     run.check()
     assert run.causal == [False]

@@ -44,7 +44,7 @@ from shiplap.rewrite.passthrough_ops import (
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped import einsum, hidden_rows, sinks, softcap, speedup_model, zeroed
 from shiplap.rewrite.shipped.attention_programs import attention_programs
-from shiplap.rewrite.shipped.constant_masks import buffers_behind, simplify_masks
+from shiplap.rewrite.shipped.constant_masks import buffers_behind, constant_buffers, simplify_masks
 from shiplap.rewrite.shipped.missed import (
     explain_region,
     is_over_last_dim,
@@ -71,14 +71,15 @@ class AttentionRewrite(Rewrite):
     level: Level = "pre-grad"
     anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
-    def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
+    def __init__(self, *, always: bool = False, visible_rows: bool = False, constant_buffers: bool = False) -> None:
         """Set the options.
 
         If ``always`` is true, attention is replaced even if torch has no fused kernel for it that is faster. If
         ``visible_rows`` is true, no mask is assumed to hide all columns of a row of scores. Attention with a mask that
-        might do so is then replaced in training, too.
+        might do so is then replaced in training, too. If ``constant_buffers`` is true, compiled code relies on the
+        values of masks in buffers of modules. A write to such a buffer that torch does not count is then not seen.
         """
-        self.always, self.visible_rows = always, visible_rows
+        self.always, self.visible_rows, self.constant_buffers = always, visible_rows, constant_buffers
 
     @property
     def digest(self) -> str:
@@ -95,7 +96,7 @@ class AttentionRewrite(Rewrite):
             hidden_rows.hiding_numbers,
             hidden_rows.restore_hidden_rows,
         )
-        return short_digest(of, self.always, self.visible_rows)
+        return short_digest(of, self.always, self.visible_rows, self.constant_buffers)
 
     def programs(self) -> Iterator[Program]:
         """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
@@ -116,7 +117,8 @@ class AttentionRewrite(Rewrite):
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
-                    outcome = self._replace_attention(graph, node)
+                    with constant_buffers(self.constant_buffers):
+                        outcome = self._replace_attention(graph, node)
                 except RewriteObstacle as e:
                     outcome = self.near_miss(e, of=3)
                 if outcome is not None:

@@ -27,7 +27,12 @@ from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.program import Program, proving, seeded_draw
-from shiplap.rewrite.shipped.constant_masks import buffers_behind, hidden_part_of_step, simplify_masks
+from shiplap.rewrite.shipped.constant_masks import (
+    buffers_behind,
+    constant_buffers,
+    hidden_part_of_step,
+    simplify_masks,
+)
 from shiplap.rewrite.shipped.scores import ScoreStep
 from shiplap.torch_private.attention_kernels import attend_by_efficient_kernel
 from shiplap.torch_private.dynamo import guard_values
@@ -47,12 +52,17 @@ class AttentionMaskRewrite(Rewrite):
     level: Level = "pre-grad"
     anchors = frozenset({FUSED_CALL})
 
+    def __init__(self, *, constant_buffers: bool = False) -> None:
+        """Set the option. If ``constant_buffers`` is true, compiled code relies on the values of masks in buffers of
+        modules. A write to such a buffer that torch does not count is then not seen.
+        """
+        self.constant_buffers = constant_buffers
+
     @property
     def digest(self) -> str:
         """A digest of the code that finds and changes fused calls of attention."""
-        return short_digest(
-            code_digest(AttentionMaskRewrite.apply, _replace_mask, _plan_call, _FusedCall, simplify_masks)
-        )
+        of = code_digest(AttentionMaskRewrite.apply, _replace_mask, _plan_call, _FusedCall, simplify_masks)
+        return short_digest(of, self.constant_buffers)
 
     def programs(self) -> Iterator[Program]:
         """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
@@ -69,7 +79,8 @@ class AttentionMaskRewrite(Rewrite):
         for node in list(graph.nodes):
             if torch_call_name(node) == FUSED_CALL:
                 try:
-                    outcome = _replace_mask(graph, node)
+                    with constant_buffers(self.constant_buffers):
+                        outcome = _replace_mask(graph, node)
                 except RewriteObstacle as e:
                     outcome = self.near_miss(e, of=2)
                 if outcome is not None:

@@ -1,14 +1,17 @@
 """Masks that a graph computes only from sizes and from buffers of modules, classified by computing them.
 
 Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in ways that change with each
-release, or keep it in a buffer. If no other input of the graph is part of a mask, its numbers are known while the graph
-is compiled. A mask that hides nothing is left out. A mask that hides later columns is replaced by ``is_causal``. Fused
-kernels then read no mask and leave out half of the products. A write to the buffer makes Dynamo compile again.
+release, or keep it in a buffer. If no input of the graph is part of a mask, its numbers are known while the graph is
+compiled. With the option ``constant_buffers`` of a rewrite, those in buffers are known as well, and a write to the
+buffer makes Dynamo compile again. A mask that hides nothing is left out. A mask that hides later columns is replaced by
+``is_causal``. Fused kernels then read no mask and leave out half of the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -60,6 +63,18 @@ PURE_OPERATORS = (
 )
 
 HiddenPart = Literal["", "nothing", "later", "some"]
+# Whether buffers of modules count as constants: an option of the rewrite that is being applied.
+_CONSTANT_BUFFERS: ContextVar[bool] = ContextVar("shiplap_constant_buffers", default=False)
+
+
+@contextmanager
+def constant_buffers(wanted: bool) -> Iterator[None]:
+    """While the context is open, buffers of modules count as constants if ``wanted`` is true."""
+    token = _CONSTANT_BUFFERS.set(wanted)
+    try:
+        yield
+    finally:
+        _CONSTANT_BUFFERS.reset(token)
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
@@ -91,7 +106,7 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
         return ""
-    key = f"{VERDICT_KEY} {step.kind}"
+    key = f"{VERDICT_KEY} {step.kind} {_CONSTANT_BUFFERS.get()}"
     if key not in node.meta:
         # Kept with the node: the mask of a decoder is shared by all of its layers.
         node.meta[key] = _classify_mask(step.kind, node)
@@ -104,7 +119,7 @@ def _classify_mask(kind: str, node: Node) -> HiddenPart:
     Return an empty string if the mask is not constant. ``kind`` is how the mask is applied, by ``"add"``, ``"fill"`` or
     ``"keep"``.
     """
-    mask = constant_value(node, buffers=True)
+    mask = constant_value(node, buffers=_CONSTANT_BUFFERS.get())
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
 
 
@@ -115,7 +130,7 @@ def buffers_behind(steps: Sequence[ScoreStep]) -> list[Node]:
     A replacement that relies on :func:`hidden_part_of_step` calls ``guard_values`` for each of them.
     """
     known = [s.given for s in steps if s.kind in ("add", "fill", "keep") and hidden_part_of_step(s)]
-    behind = (at for mask in known for at in _calls_behind_mask(mask, buffers=True) or ())
+    behind = (at for mask in known for at in _calls_behind_mask(mask, _CONSTANT_BUFFERS.get()) or ())
     return list(dict.fromkeys(at for at in behind if at.op == "placeholder"))
 
 
