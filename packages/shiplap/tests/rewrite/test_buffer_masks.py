@@ -17,6 +17,8 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.match import Match
 from shiplap.rewrite.shipped.attention import AttentionRewrite
 from shiplap.rewrite.shipped.attention_mask import AttentionMaskRewrite
+from shiplap.rewrite.shipped.constant_masks import constant_buffers, hidden_part_of_step
+from shiplap.rewrite.shipped.scores import ScoreStep
 from shiplap.torch_private.inductor_passes import EARLY
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -110,10 +112,22 @@ def test_a_buffer_is_read_in_each_call_unless_an_option_says_otherwise() -> None
     assert run.causal == [False]
     decoder.mask.data[3, 1:3] = 0  # torch does not count this write
     run.check()
-    # The option of one rewrite is none of another one, also for the nodes of one graph.
-    run = Compiled(Decoder(written_out), BUFFERS)
-    run.check()
-    assert run.causal == [True]
+
+
+def test_the_option_of_one_rewrite_is_none_of_another_one() -> None:
+    """What is known of a mask is kept with its node, which both rewrites of a graph look at."""
+    found = list[str]()
+
+    def backend(gm: GraphModule, _: Any) -> Any:
+        (fill,) = gm.graph.find_nodes(op="call_method", target="masked_fill")
+        for wanted in (True, False, True):
+            with constant_buffers(wanted):
+                found.append(hidden_part_of_step(ScoreStep("fill", fill.args[1], number=-torch.inf)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(Decoder(written_out), backend=backend)(*torch.randn(3, 2, 3, 8, 4))
+    assert found == ["later", "", "later"]
 
 
 def test_a_buffer_that_is_replaced_is_read_again() -> None:
